@@ -1,0 +1,13 @@
+"""What is installed here, and what the model is: facts only, no decisions."""
+
+from specshim.detect.environment import Environment, detect_environment
+from specshim.detect.model import LayerGroup, ModelFacts, ModelNotFound, detect_model
+
+__all__ = [
+    "Environment",
+    "LayerGroup",
+    "ModelFacts",
+    "ModelNotFound",
+    "detect_environment",
+    "detect_model",
+]
