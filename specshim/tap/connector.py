@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.sampling_params import RequestOutputKind
 
 from specshim._version import __version__
 from specshim.tap.layers import TapRefused
@@ -184,8 +185,13 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             starts[new.req_id] = new.num_computed_tokens
             token_ids, embeds = new.prompt_token_ids, new.prompt_embeds
             prompt_rows = len(token_ids) if token_ids is not None else embeds.shape[0]
+            sampling = new.sampling_params
             self._samples.open(
-                new.req_id, token_ids, prompt_rows, _parameters(new.sampling_params)
+                new.req_id,
+                token_ids,
+                prompt_rows,
+                _parameters(sampling),
+                streamed=getattr(sampling, "output_kind", None) == RequestOutputKind.DELTA,
             )
         cached = scheduler_output.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

@@ -142,8 +142,18 @@ class Samples:
         token_ids: Sequence[int] | None,
         prompt_rows: int,
         parameters: dict[str, Any],
+        *,
+        streamed: bool = False,
     ) -> None:
-        """A request is scheduled for the first time, or again after preemption."""
+        """A request is scheduled for the first time, or again after preemption.
+
+        Args:
+            request_id: the engine's id.
+            token_ids: of the prompt; None for prompt embeddings.
+            prompt_rows: length of the prompt.
+            parameters: the request's ``kv_transfer_params``.
+            streamed: the response is streamed, and so cannot tell the path.
+        """
         if request_id in self._samples or request_id in self._shared:
             return
         first = self._siblings.first_of(request_id)
@@ -160,6 +170,8 @@ class Samples:
                 "include_output_tokens needs the lock protocol; the server runs with "
                 "sync, which completes files before the last token is known"
             )
+        elif streamed and asked is None:
+            sample.failure = "streamed responses cannot tell where the file is"
         elif asked is not None and not self._allow_custom_path:
             sample.failure = (
                 "the request names a hidden_states_path, which the server does not "
@@ -201,8 +213,8 @@ class Samples:
         self._drop(request_id, reason)
 
     def _drop(self, request_id: str, reason: str) -> None:
-        # Also where the worker has not yet heard of it: it opens, then drops.
-        self._step.dropped[request_id] = reason
+        if self._step.opened.pop(request_id, None) is None:  # the worker knows of it
+            self._step.dropped[request_id] = reason
 
     def finish(
         self, request_id: str, all_token_ids: Sequence[int], aborted: bool
