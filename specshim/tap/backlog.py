@@ -34,7 +34,9 @@ class Backlog:
             return True  # a step larger than the bound must pass all the same
         oldest, _ = next(iter(self._held.values()))
         young = time.monotonic() - oldest < self._max_seconds
-        return young and size + sum(n for _, n in self._held.values()) <= self._max_bytes
+        return (
+            young and size + sum(n for _, n in self._held.values()) <= self._max_bytes
+        )
 
     def admit(self, size: int) -> int:
         """Wait for room, then hold ``size`` bytes; returns the ticket to release."""

@@ -77,7 +77,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             self._samples = Samples(
                 self._extra.get("shared_storage_path", "/tmp"),
-                allow_custom_path=bool(self._extra.get("allow_custom_save_path", False)),
+                allow_custom_path=bool(
+                    self._extra.get("allow_custom_save_path", False)
+                ),
                 sync=bool(self._extra.get("sync", False)),
             )
 
@@ -111,7 +113,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
                 self._extra.get("max_backlog_bytes", WorkerSettings.max_backlog_bytes)
             ),
             max_backlog_seconds=float(
-                self._extra.get("max_backlog_seconds", WorkerSettings.max_backlog_seconds)
+                self._extra.get(
+                    "max_backlog_seconds", WorkerSettings.max_backlog_seconds
+                )
             ),
             sync=bool(self._extra.get("sync", False)),
         )
@@ -191,7 +195,8 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
                 token_ids,
                 prompt_rows,
                 _parameters(sampling),
-                streamed=getattr(sampling, "output_kind", None) == RequestOutputKind.DELTA,
+                streamed=getattr(sampling, "output_kind", None)
+                == RequestOutputKind.DELTA,
             )
         cached = scheduler_output.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

@@ -42,7 +42,9 @@ def replaced_forward(
 @contextmanager
 def eagerly(model: torch.nn.Module) -> Iterator[None]:
     """Run vLLM's compiled modules uncompiled, so that Python sees every layer call."""
-    compiled = [m for m in model.modules() if getattr(m, "do_not_compile", None) is False]
+    compiled = [
+        m for m in model.modules() if getattr(m, "do_not_compile", None) is False
+    ]
     stock = [m for m in model.modules() if m._compiled_call_impl is not None]
     calls = [m._compiled_call_impl for m in stock]
     for module in compiled:
@@ -118,7 +120,9 @@ def find_decoder_layers(
     outer = [key for key in in_order if not inside[key].intersection(in_order)]
     names = [lists[key][0] for key in outer]
     if len(outer) != 1:
-        what = "no list of modules" if not outer else "more than one: " + ", ".join(names)
+        what = (
+            "no list of modules" if not outer else "more than one: " + ", ".join(names)
+        )
         raise TapRefused(
             f"the decoder layers of {type(model).__name__} were not found: the config "
             f"says {count} layers, and of its module lists of that length {what} ran "

@@ -128,7 +128,11 @@ class _Watch:
     def _single(self, module: torch.nn.Module, value: torch.Tensor) -> Stream | None:
         assert self.pending is not None
         stream = self._match(value)
-        if stream is None or stream.residual is not None or len(self.pending.parts) == 1:
+        if (
+            stream is None
+            or stream.residual is not None
+            or len(self.pending.parts) == 1
+        ):
             return stream
         # One part of several: only a norm tells that the others are left out for good.
         return stream if _norm_like(module) else None
@@ -159,7 +163,8 @@ class _Watch:
             return out[0] if isinstance(out, (tuple, list)) else out
 
         shift, other = (
-            randomized(first, self.tokens, self.hidden, self.generator) for _ in range(2)
+            randomized(first, self.tokens, self.hidden, self.generator)
+            for _ in range(2)
         )
         plain = normed(first, second)
         if relative_error(normed(first, other), plain) < _TOLERANCE:

@@ -29,7 +29,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Closed:
-    """Sent when a sample with output tokens has ended: its size and its token ids."""
+    """Sent when the client is told of a sample: its size and its token ids."""
 
     rows: int
     token_ids: tuple[int, ...]
@@ -243,8 +243,8 @@ class Samples:
             return None
         if sample.failure is not None:
             return {"hidden_states_error": sample.failure}
-        if sample.with_output:
-            self._step.closed[request_id] = Closed(rows, tuple(all_token_ids[:rows] if sample.has_ids else ()))
+        token_ids = tuple(all_token_ids[:rows]) if sample.has_ids else ()
+        self._step.closed[request_id] = Closed(rows, token_ids)
         self._told[request_id] = sample.path
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)

@@ -24,7 +24,10 @@ class SampleWriter(Protocol):
         """All ``rows`` rows are written: make the sample visible, complete."""
 
     def abort(self) -> None:
-        """Leave nothing of the sample behind."""
+        """Instead of ``commit``: leave nothing of the sample behind."""
+
+    def discard(self) -> None:
+        """After ``commit``: nobody was told of the sample; remove it again."""
 
 
 class Sink(Protocol):
@@ -144,6 +147,14 @@ class FileWriter:
                 pass  # already closed or gone, which is what is wanted
         self._unlock(remove=True)
 
+    def discard(self) -> None:
+        """Remove the complete file and its lock file."""
+        for path in (self._path, f"{self._path}.lock"):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+
     def _unlock(self, *, remove: bool) -> None:
         if self._lock_fd is None:
             return
@@ -170,11 +181,11 @@ def _create_lock(path: str) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno == errno.EWOULDBLOCK:
-            raise OSError(
-                error.errno, f"{path} is locked by another process"
-            ) from None
+            raise OSError(error.errno, f"{path} is locked by another process") from None
         os.unlink(path)
-        raise LockUnsupported(error.errno, f"flock on {path}: {error.strerror}") from None
+        raise LockUnsupported(
+            error.errno, f"flock on {path}: {error.strerror}"
+        ) from None
     return descriptor
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from specshim.tap.taps import Taps
+
 
 class HostRows:
     """Rows [first, last) of one step's capture buffer in host memory.
@@ -39,28 +41,26 @@ class HostRows:
 class Snapshots:
     """Takes a step's rows off the capture buffer before the next forward overwrites it.
 
-    On an accelerator the rows go to a second buffer of the same size on the forward's
-    stream, and from there to pinned memory on a side stream, so that the forward never
+    On an accelerator the rows go to the staging buffer on the forward's stream, and from there to pinned memory on a side stream, so that the forward never
     waits for the bus.
     """
 
-    def __init__(self, rows: torch.Tensor, runs: torch.Tensor) -> None:
-        self._rows = rows
-        self._runs = runs
+    def __init__(self, taps: Taps) -> None:
+        self._rows, self._runs = taps.rows, taps.runs
+        self._stage, self._stage_runs = taps.stage_rows, taps.stage_runs
         self._device: Any = None
-        if rows.device.type != "cpu":
-            self._device = torch.get_device_module(rows.device)
-            self._stage = torch.empty_like(rows)
-            self._stage_runs = torch.empty_like(runs)
+        if self._rows.device.type != "cpu":
+            self._device = torch.get_device_module(self._rows.device)
             self._stream = self._device.Stream()
             self._copied: Any = None
 
     def take(self, first: int, last: int) -> HostRows:
         """Copy rows [first, last) and the run counts, as the forward left them."""
-        if self._device is None:
+        if self._device is None:  # the CPU has computed them already
             return HostRows(
                 self._rows[first:last].clone(), self._runs.clone(), lambda: None
             )
+        assert self._stage is not None and self._stage_runs is not None
         count = last - first
         current = self._device.current_stream()
         if self._copied is not None:

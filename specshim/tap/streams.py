@@ -108,7 +108,9 @@ def candidates(parts: list[Part]) -> list[Stream]:
     return singles + pairs
 
 
-def randomized(output: Any, tokens: int, hidden: int, generator: torch.Generator) -> Any:
+def randomized(
+    output: Any, tokens: int, hidden: int, generator: torch.Generator
+) -> Any:
     """``output`` with every states tensor replaced by normal noise of the same kind."""
 
     def noise(value: Any) -> Any:

@@ -31,6 +31,9 @@ class Taps:
         rows: [max_num_batched_tokens, slots, hidden] in the model's dtype; row t is the
             t-th token of the step's batch.
         runs: int32 [slots]; how often each tap ran since it was last set to zero.
+        stage_rows, stage_runs: where a step's rows wait for the bus while the next
+            forward overwrites ``rows``; None on the CPU. Allocated here, before vLLM
+            profiles its memory, so that the KV cache is sized around them.
         readings: what the proof found, for the log: layer id -> reading.
     """
 
@@ -38,6 +41,8 @@ class Taps:
     layer_ids: tuple[int, ...]
     rows: torch.Tensor
     runs: torch.Tensor
+    stage_rows: torch.Tensor | None
+    stage_runs: torch.Tensor | None
     readings: dict[int, str]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Taps:
@@ -99,11 +104,16 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
     _check_ranks_agree(proof, layer_ids)
 
     shape = (most, len(layer_ids), hidden)
+    rows = torch.zeros(shape, dtype=config.dtype, device=runner.device)
+    runs = torch.zeros(len(layer_ids), dtype=torch.int32, device=runner.device)
+    staged = rows.device.type != "cpu"
     taps = Taps(
         runner=runner,
         layer_ids=tuple(layer_ids),
-        rows=torch.zeros(shape, dtype=config.dtype, device=runner.device),
-        runs=torch.zeros(len(layer_ids), dtype=torch.int32, device=runner.device),
+        rows=rows,
+        runs=runs,
+        stage_rows=torch.empty_like(rows) if staged else None,
+        stage_runs=torch.empty_like(runs) if staged else None,
         readings={i: str(proof.streams[i - 1]) for i in layer_ids},
     )
     slots: dict[int, list[int]] = {}
@@ -119,7 +129,9 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
         first = layers.modules[0]
         wrap = _input_tap(taps, proof, tuple(slots[-1]))
         first.forward = wrap(first.forward)  # type: ignore[method-assign]
-    logger.debug("Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings)
+    logger.debug(
+        "Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings
+    )
     return taps
 
 

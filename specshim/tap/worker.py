@@ -38,6 +38,10 @@ class _Sample:
         self._ended = False  # no more rows will come
         self._failure: str | None = None
 
+    def is_covered(self) -> bool:
+        """Whether all its rows have been handed on; unknown sizes never are."""
+        return self.rows is not None and self.covered >= self.rows
+
     def add(self) -> None:
         """One more piece is on its way."""
         with self._lock:
@@ -64,12 +68,22 @@ class _Sample:
             self._finish()
 
     def write(self, start: int, piece: memoryview) -> None:
+        """Hand rows to the sink."""
         self._writer.write(start, piece)
+
+    def discard(self, reason: str) -> None:
+        """Nobody will be told of this sample: leave nothing behind, complete or not."""
+        self.end(reason)
+        with self._lock:
+            complete = self.done.is_set() and self._failure is None
+        if complete:
+            self._writer.discard()
 
     def _take_end(self) -> bool:
         return self._ended and self._pending == 0 and not self.done.is_set()
 
     def _finish(self) -> None:
+        """Commit or abort; called once, by whichever thread ends the sample."""
         try:
             if self._failure is None:
                 assert self.rows is not None
@@ -80,7 +94,9 @@ class _Sample:
             if self._failure is not None:
                 self._writer.abort()
                 logger.warning(
-                    "No hidden states for request %s: %s", self.request_id, self._failure
+                    "No hidden states for request %s: %s",
+                    self.request_id,
+                    self._failure,
                 )
         finally:
             self.done.set()
@@ -104,8 +120,10 @@ class TapWorker:
         self._sink = sink
         self._settings = settings
         self._sync = settings.sync
-        self._snapshots = Snapshots(taps.rows, taps.runs)
-        self._backlog = Backlog(settings.max_backlog_bytes, settings.max_backlog_seconds)
+        self._snapshots = Snapshots(taps)
+        self._backlog = Backlog(
+            settings.max_backlog_bytes, settings.max_backlog_seconds
+        )
         self._samples: dict[str, _Sample] = {}
         self._pool = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="specshim-writer"
@@ -163,7 +181,7 @@ class TapWorker:
         completed = []
         for request_id, scheduled in step.scheduled.items():
             sample = self._samples.get(request_id)
-            if sample is None:
+            if sample is None or sample.is_covered():
                 continue
             start, count = scheduled.start, scheduled.count
             if start > sample.covered:
@@ -174,13 +192,12 @@ class TapWorker:
             if wanted > start:
                 pieces.append((sample, start, first_rows[request_id], wanted - start))
             sample.covered = max(sample.covered, wanted)
-            if sample.rows is not None and sample.covered >= sample.rows:
+            if sample.is_covered():
                 completed.append(sample)
         if pieces:
             self._submit(pieces)
         for sample in completed:
             sample.end()
-            self._samples.pop(sample.request_id, None)
         return completed
 
     def _submit(self, pieces: list[tuple[_Sample, int, int, int]]) -> None:
@@ -208,9 +225,9 @@ class TapWorker:
             job.add_done_callback(piece_written)
 
     def close(self, request_id: str, closed: Closed) -> None:
-        """A sample with output tokens has all its rows; its size is known now."""
+        """The client is told of the sample; with output tokens, its size is known now."""
         sample = self._samples.pop(request_id, None)
-        if sample is None:
+        if sample is None or sample.is_covered():
             return
         sample.rows, sample.token_ids = closed.rows, closed.token_ids
         short = sample.covered < closed.rows
@@ -222,12 +239,13 @@ class TapWorker:
         """The sample will not be completed: leave nothing of it behind."""
         sample = self._samples.pop(request_id, None)
         if sample is not None:
-            sample.end(reason)
+            sample.discard(reason)
 
     def shutdown(self) -> None:
         """Finish what is under way; drop what still lacks rows."""
-        for request_id in list(self._samples):
-            self.drop(request_id, "the server stopped before it was complete")
+        for sample in self._samples.values():
+            if not sample.is_covered():
+                sample.end("the server stopped before it was complete")
         self._pool.shutdown(wait=True)
 
 
@@ -241,6 +259,6 @@ def _write_piece(
             sample.write(start, rows.bytes_of(offset, count))
         else:
             failure = _NOT_TAPPED
-    except Exception as error:  # the sample fails; the server lives on
+    except Exception as error:  # noqa: BLE001 - the sample fails, the server lives on
         failure = f"its rows could not be written: {error}"
     sample.piece_done(failure)

@@ -7,10 +7,10 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from torch import nn
 
-from specshim.tap.layers import TapRefused, find_decoder_layers  # noqa: E402
-from specshim.tap.taps import install_taps  # noqa: E402
+from specshim.tap.layers import TapRefused, find_decoder_layers
+from specshim.tap.taps import install_taps
 
 TOKENS, HIDDEN, LAYERS = 17, 24, 4
 
@@ -308,4 +308,7 @@ def test_nan_outputs_do_not_hide_the_stream():
 
     model = Model(Poisoned)
     taps = install_taps(runner_of(model), config(), (1, LAYERS))
-    assert taps.readings == {1: "output[0] + output[1]", LAYERS: "output[0] + output[1]"}
+    assert taps.readings == {
+        1: "output[0] + output[1]",
+        LAYERS: "output[0] + output[1]",
+    }

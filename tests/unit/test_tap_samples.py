@@ -9,7 +9,9 @@ import pytest
 from specshim.tap.samples import Samples, Siblings, custom_path, file_name
 
 
-def make(storage: str = "/data", *, custom: bool = False, sync: bool = False) -> Samples:
+def make(
+    storage: str = "/data", *, custom: bool = False, sync: bool = False
+) -> Samples:
     return Samples(storage, allow_custom_path=custom, sync=sync)
 
 
@@ -31,7 +33,7 @@ def test_a_prompt_is_opened_once_with_its_size_and_ids():
     assert samples.finish("cmpl-a-0", [7, 8, 9, 1], aborted=False) == {
         "hidden_states_path": "/data/cmpl-a-0.safetensors"
     }
-    assert samples.take_step().closed == {}
+    assert samples.take_step().closed["cmpl-a-0"].rows == 3
 
 
 def test_rows_from_the_prefix_cache_fail_the_sample_with_a_reason():
@@ -67,7 +69,9 @@ def test_a_gap_after_preemption_is_dropped_at_the_worker():
 
 def test_output_tokens_are_all_but_the_last():
     samples = make()
-    assert run(samples, "r", [7, 8], include_output_tokens=True).opened["r"].rows is None
+    assert (
+        run(samples, "r", [7, 8], include_output_tokens=True).opened["r"].rows is None
+    )
     samples.schedule("r", 2, 1)
     samples.finish("r", [7, 8, 5, 6], aborted=False)
     closed = samples.take_step().closed["r"]
@@ -104,7 +108,9 @@ def test_streamed_responses_leave_no_file_behind():
     samples = make()
     samples.open("r", [1], 1, {}, streamed=True)
     assert samples.take_step().opened == {}
-    assert "streamed" in samples.finish("r", [1, 2], aborted=False)["hidden_states_error"]
+    assert (
+        "streamed" in samples.finish("r", [1, 2], aborted=False)["hidden_states_error"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,9 @@ def test_one_call_that_became_several_requests_leaves_one_file(first, second):
     assert samples.finish(second, [1, 2, 3], aborted=False) == told
 
 
-@pytest.mark.parametrize("ids", [("7_x", "5_x"), ("cmpl-a-3", "chatcmpl-a"), ("3", "4")])
+@pytest.mark.parametrize(
+    "ids", [("7_x", "5_x"), ("cmpl-a-3", "chatcmpl-a"), ("3", "4")]
+)
 def test_ids_that_only_look_like_siblings_are_requests_of_their_own(ids):
     siblings = Siblings()
     assert [siblings.first_of(i) for i in ids] == [None, None]
@@ -151,11 +159,14 @@ def test_two_requests_in_flight_never_share_a_file(tmp_path):
     samples = make(str(tmp_path), custom=True)
     assert run(samples, "a", [1], hidden_states_path="x").opened
     assert run(samples, "b", [1], hidden_states_path="x").opened == {}
-    assert "in flight" in samples.finish("b", [1, 2], aborted=False)["hidden_states_error"]
+    assert (
+        "in flight" in samples.finish("b", [1, 2], aborted=False)["hidden_states_error"]
+    )
 
 
 @pytest.mark.parametrize(
-    "request_id", ["../../etc/passwd", "a/b", ".hidden", "", "x" * 500, "ü", "\ud800", "a\0b"]
+    "request_id",
+    ["../../etc/passwd", "a/b", ".hidden", "", "x" * 500, "ü", "\ud800", "a\0b"],
 )
 def test_odd_ids_give_plain_distinct_names(request_id):
     name = file_name(request_id)

@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
 
-from specshim.tap.sink import FileSink  # noqa: E402
+from specshim.tap.sink import FileSink
 
 
 def sink(dtype: str = "float32", **options: object) -> FileSink:
@@ -30,7 +30,11 @@ def test_a_file_holds_what_was_written_in_any_order(tmp_path, dtype):
     path = str(tmp_path / "deep" / "a.safetensors")
     writer = sink(dtype).open(path, announced=True)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: writer.write(i, piece(rows[i : i + 1])), reversed(range(11))))
+        list(
+            pool.map(
+                lambda i: writer.write(i, piece(rows[i : i + 1])), reversed(range(11))
+            )
+        )
     writer.commit(11, range(100, 111))
     loaded = load_file(path)
     assert torch.equal(loaded["hidden_states"], rows)
