@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specshim.detect.model import ModelNotFound
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
-
-
-class ModelNotFound(Exception):
-    """No config.json can be read for this model; the message is one clear sentence."""
 
 
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:

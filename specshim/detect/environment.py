@@ -6,15 +6,10 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from specshim.detect.hooks import missing_hooks
-from specshim.detect.versions import (
-    Package,
-    find_package,
-    find_vllm,
-    version_in_source,
-    version_of,
-)
+if TYPE_CHECKING:
+    from specshim.detect.versions import Package
 
 PREFIX = "SPECSHIM"
 VARIABLES = frozenset(
@@ -75,6 +70,9 @@ def detect_environment(*, vllm: str | None = None) -> Environment:
     For a named release nothing is known but its number: no distribution, no
     path, and no hook point is claimed to be missing.
     """
+    from specshim.detect.hooks import missing_hooks  # here: see model.py
+    from specshim.detect.versions import find_vllm, version_of
+
     installed = find_vllm()
     here = None if vllm else installed
     torch = _torch_version()
@@ -97,6 +95,8 @@ def detect_environment(*, vllm: str | None = None) -> Environment:
 
 def _torch_version() -> str | None:
     """As ``torch.__version__`` has it: with the local part, which metadata may lack."""
+    from specshim.detect.versions import find_package, version_in_source, version_of
+
     version = version_of("torch")
     path = find_package("torch") if version else None
     return (version_in_source(path, "version.py") if path else None) or version

@@ -87,6 +87,7 @@ FAMILIES: Mapping[str, Family] = {
     "exaone4": _interleaved(4, 4096),
     "vaultgemma": _interleaved(2, 512),
     "afmoe": Family(defaults={"global_attn_every_n_layers": 4}),
+    "mimo_v2": Family(),
     "mimo_v2_flash": Family(),
     # chunks in some layers
     "llama4": Family(
@@ -108,7 +109,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": _OPT_IN_WINDOW,
     "qwen3_omni_moe": _OPT_IN_WINDOW,
     "smollm3": Family(defaults={"use_sliding_window": False}),
-    # low-rank projections without a latent cache
+    # low-rank projections without vLLM's latent cache
+    "deepseek_v4": Family(mla=False),
     "minicpm3": Family(mla=False),
 }
 

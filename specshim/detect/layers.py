@@ -52,7 +52,7 @@ def read_layers(
         words = reader(full[field], full, count, notes)
         if words is not None:
             given = config.get(field) is not None
-            source = field if given else f"default of the family for {field}"
+            source = field if given else f"{field} (class default)"
             break
     else:
         words, source = _without_lists(full, count, family, known, notes)
@@ -71,8 +71,8 @@ def _without_lists(
         notes.append(
             f"{said} means recurrent layers, but no field says which layers they are"
         )
-        return [kinds.UNKNOWN] * count, "no field"
-    return [kinds.FULL] * count, "model_type" if known else "no field says otherwise"
+        return [kinds.UNKNOWN] * count, "model_type"
+    return [kinds.FULL] * count, "model_type" if known else "no field to the contrary"
 
 
 def _resolve(

@@ -6,20 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specshim.detect import decoder as sizes
-from specshim.detect import kinds
-from specshim.detect.config_file import ModelNotFound, find_config, read_config
-from specshim.detect.families import family, is_known
-from specshim.detect.layers import read_layers
+# The readers and tables are imported by the functions that need them: whoever
+# only handles facts (the plan, the plugin in every worker) doesn't pay for them.
 
-__all__ = [
-    "LayerGroup",
-    "ModelFacts",
-    "ModelNotFound",
-    "detect_model",
-    "group_layers",
-    "model_facts",
-]
+
+class ModelNotFound(Exception):
+    """No config.json can be read for this model; the message is one clear sentence."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +59,8 @@ def detect_model(model: str, *, revision: str | None = None) -> ModelFacts:
     Raises:
         ModelNotFound: no config.json, or one that is not a decoder's.
     """
+    from specshim.detect.config_file import find_config, read_config
+
     path = find_config(model, revision)
     return model_facts(read_config(path), name=model, config_path=str(path))
 
@@ -79,6 +73,11 @@ def model_facts(
     Raises:
         ModelNotFound: it names no decoder layers.
     """
+    from specshim.detect import decoder as sizes
+    from specshim.detect import kinds
+    from specshim.detect.families import family, is_known
+    from specshim.detect.layers import read_layers
+
     decoder = sizes.find_decoder(config)
     if decoder is None:
         raise ModelNotFound(

@@ -148,6 +148,18 @@ def _at(
     return [named if i in chosen else others for i in range(count)]
 
 
+def _ratios(
+    value: Any, config: Mapping[str, Any], count: int, notes: list[str]
+) -> Words | None:
+    """How many tokens share a cache entry (DeepSeek-V4); 0 is a plain window."""
+    if not isinstance(value, list) or not value:
+        return _unreadable("compress_ratios", value, notes)
+    table = {"0": kinds.SLIDING, "1": kinds.COMPRESSED}
+    ratios = [whole(ratio, least=0) for ratio in value]
+    flags = [str(ratio if ratio is None else min(ratio, 1)) for ratio in ratios]
+    return _translate("compress_ratios", flags, table, notes)
+
+
 def _kda_lists(
     value: Any, config: Mapping[str, Any], count: int, notes: list[str]
 ) -> Words | None:
@@ -242,6 +254,7 @@ READERS: tuple[tuple[str, Reader], ...] = (
     ("layers_block_type", _word_list("layers_block_type")),
     ("hybrid_override_pattern", _letters),
     ("attn_type_list", _flags("attn_type_list", STATE, kinds.FULL)),
+    ("compress_ratios", _ratios),
     ("linear_attn_config", _kda_lists),
     ("full_attn_idxs", _indices("full_attn_idxs", kinds.FULL, STATE)),
     ("attn_layer_indices", _indices("attn_layer_indices", kinds.FULL, STATE)),
