@@ -99,7 +99,9 @@ def model_facts(
     encoder_decoder = any(map(sizes.is_encoder_decoder, (config, text)))
     notes = [decoder.count_note, *layers.notes]
     if not known:
-        described = f"model type {text_type!r}" if text_type else "a missing model type"
+        described = (
+            f"model type {text_type[:40]!r}" if text_type else "a missing model type"
+        )
         notes.append(f"{described} is not known here: judged by its fields alone")
     if hidden_size is None:
         notes.append("the config names no hidden size")

