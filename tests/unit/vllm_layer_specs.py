@@ -1,7 +1,8 @@
 """Run by a vLLM environment's python: builds tiny models, prints their layers' caches.
 
-Takes a folder; for each family it writes FOLDER/NAME/config.json as transformers
-saves it, and prints one JSON object: name -> what vLLM says, or why it can't say.
+Takes a folder and, optionally, names of families (all without). For each family it
+writes FOLDER/NAME/config.json as transformers saves it, and prints one JSON object:
+name -> what vLLM says, or why it can't say.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM", {}),
     "olmo_hybrid": ("olmo_hybrid", "OlmoHybridForCausalLM", {}),
-    "lfm2": ("lfm2", "Lfm2ForCausalLM", {"full_attn_idxs": [2, 5]}),
+    "lfm2": (
+        "lfm2",
+        "Lfm2ForCausalLM",
+        {"full_attn_idxs": [2, 5], "conv_dim": 256, "block_dim": 256},
+    ),
     "falcon_h1": (
         "falcon_h1",
         "FalconH1ForCausalLM",
@@ -140,6 +145,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_headdim": 64,
             "mamba_d_state": 64,
             "num_mem_blocks": 1,
+            "head_dim": 128,
         },
     ),
     "jamba": (
@@ -189,23 +195,27 @@ def ask_vllm(folder: Path) -> dict[str, Any]:
     with set_current_vllm_config(config), torch.device("meta"):
         initialize_model(config)
         layers: dict[int, set[str]] = {}
+        counts: dict[str, int] = {}
         for name, layer in config.compilation_config.static_forward_context.items():
             found = re.search(r"layers\.(\d+)\.", f"{name}.")
             spec = getattr(layer, "get_kv_cache_spec", lambda _: None)(config)
-            if found and spec is not None:
+            if spec is not None:
                 said = type(spec).__name__
-                mamba = getattr(spec, "mamba_type", None)
-                said = f"{said}:{getattr(mamba, 'value', mamba)}" if mamba else said
-                layers.setdefault(int(found[1]), set()).add(said)
+                if backend := getattr(spec, "mamba_type", None):
+                    said = str(getattr(backend, "value", backend)).rpartition(".")[2]
+                counts[said] = counts.get(said, 0) + 1
+                if found:
+                    layers.setdefault(int(found[1]), set()).add(said)
     return {
         "is_hybrid": model.is_hybrid,
         "is_attention_free": model.is_attention_free,
         "use_mla": model.use_mla,
+        "counts": counts,
         "layers": {index: sorted(said) for index, said in sorted(layers.items())},
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     import vllm.distributed as distributed
     from vllm.config import VllmConfig, set_current_vllm_config
 
@@ -216,6 +226,8 @@ def main(folder: Path) -> None:
         distributed.initialize_model_parallel()
     answers: dict[str, Any] = {}
     for name, (kind, architecture, fields) in FAMILIES.items():
+        if names and name not in names:
+            continue
         try:
             write_config(folder / name, kind, architecture, fields)
             answers[name] = ask_vllm(folder / name)
@@ -227,4 +239,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
