@@ -33,8 +33,6 @@ SPECS: Mapping[str, str] = {
     kinds.CHUNKED: "ChunkedLocalAttentionSpec",
     kinds.MLA: "MLAAttentionSpec",
     kinds.GDN: "GDNAttentionBackend",
-    kinds.KDA: "GDNAttentionBackend",
-    kinds.LIGHTNING: "LinearAttentionBackend",
     kinds.MAMBA1: "Mamba1AttentionBackend",
     kinds.MAMBA2: "Mamba2AttentionBackend",
     kinds.SHORT_CONV: "ShortConvAttentionBackend",

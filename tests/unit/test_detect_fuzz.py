@@ -68,6 +68,7 @@ def assert_sound(facts: ModelFacts) -> None:
     assert all(len(note) < 300 and "\n" not in note for note in facts.notes)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=6))
 def test_arbitrary_objects(config: dict[str, Any]) -> None:
     try:
@@ -76,7 +77,7 @@ def test_arbitrary_objects(config: dict[str, Any]) -> None:
         assert str(error).endswith(".")
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(CONFIGS, NESTED)
 def test_the_fields_that_are_read_may_hold_anything(
     config: dict[str, Any], nested: dict[str, Any]
@@ -87,6 +88,7 @@ def test_the_fields_that_are_read_may_hold_anything(
         assert str(error).endswith(".")
 
 
+@settings(deadline=None)
 @given(COUNT, TYPES, st.lists(WORD | SCALARS, min_size=1, max_size=14))
 def test_a_bad_list_is_noted_and_its_layers_are_unknown(
     count: int, kind: str, words: list[object]

@@ -41,7 +41,6 @@ LATENT: dict[str, Any] = {
     **MOE,
 }
 MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64}
-EVEN = ["linear_attention", "full_attention"] * 4
 
 # name: model type of transformers, architecture of vLLM, fields
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -158,11 +157,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "mamba2",
         "Mamba2ForCausalLM",
         {"num_heads": 8, "head_dim": 64, "expand": 2, "n_groups": 1, "state_size": 64},
-    ),
-    "kimi_linear": (
-        "kimi_linear",
-        "KimiLinearForCausalLM",
-        {**LATENT, "num_experts": 4, "layer_types": EVEN},
     ),
 }
 
