@@ -59,8 +59,7 @@ def _speculative_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:
     model = as_mapping(user.pop("draft_model_config", None)) or {}
     config = as_mapping(model.get("hf_config")) or {}
     return {
-        "method": facts.EXTRACT,
-        "num_speculative_tokens": 1,
+        **facts.extraction(ids),
         **user,
         "draft_model_config": {
             **model,

@@ -17,9 +17,6 @@ from specshim._plan_types import (
 )
 from specshim.detect import Environment, ModelFacts
 
-DEFAULT_STORAGE = "/tmp/hidden_states"  # the default of speculators' launcher
-STOCK_DEFAULT_STORAGE = "/tmp"  # what the stock connector takes without a path
-
 
 @dataclass
 class Draft:
@@ -101,11 +98,10 @@ def kv_transfer(draft: Draft, connector: dict[str, Any]) -> dict[str, Any]:
         path = request.storage_path
     elif path is None:
         launcher = request.source == "launcher"
-        path = DEFAULT_STORAGE if launcher else STOCK_DEFAULT_STORAGE
-    return {
+        path = facts.LAUNCHER_STORAGE if launcher else facts.STOCK_STORAGE
+    merged = {
         **connector,
-        "kv_role": role,
-        **{key: value for key, value in user.items() if key not in connector},
         "kv_role": role,
         "kv_connector_extra_config": {**extra, "shared_storage_path": path},
     }
+    return {**merged, **{key: user[key] for key in user if key not in merged}}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from packaging.version import InvalidVersion, Version
 
 Release = tuple[int, int]
@@ -13,11 +16,14 @@ TAP_VERSION = 1
 EXTRACT = "extract_hidden_states"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 
+LAUNCHER_STORAGE = "/tmp/hidden_states"  # the default of speculators' launcher
+STOCK_STORAGE = "/tmp"  # where the stock connector writes without a path
+
 OLDEST: Release = (0, 17)
 """The first release with extract_hidden_states."""
 
 KV_EVENTS_WITH_HYBRID_MANAGER: Release = (0, 20)
-"""Before, config/vllm.py refuses the hybrid KV cache manager beside kv_events_config."""
+"""Before, vLLM refuses the hybrid KV cache manager beside kv_events_config."""
 
 CONNECTOR_DECLARES_HMA: Release = (0, 22)
 """Before, any kv_transfer_config switches the hybrid KV cache manager off unless
@@ -65,3 +71,21 @@ def release(version: str) -> Release | None:
     except InvalidVersion:
         return None
     return parsed.major, parsed.minor
+
+
+def extraction(layer_ids: Iterable[int]) -> dict[str, Any]:
+    """The speculative_config that asks stock vLLM for these layers."""
+    return {
+        "method": EXTRACT,
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {LAYER_IDS_KEY: list(layer_ids)}},
+    }
+
+
+def stock_transfer(path: str) -> dict[str, Any]:
+    """The kv_transfer_config that saves to files in stock vLLM."""
+    return {
+        "kv_connector": STOCK_CONNECTOR,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": path},
+    }
