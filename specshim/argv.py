@@ -170,12 +170,16 @@ def _occurrences(
         if match is None:
             continue
         option, yes = match
-        if dot:
-            if option.kind != "json":
-                continue
-        elif option.kind == "bool":
-            if not equals:
-                found.append(_Occurrence(option, yes, (start, index), in_file=in_file))
+        if dot and option.kind != "json":
+            problems.append(f"{option.flag} takes no keys: {left}.")
+            continue
+        if option.kind == "bool":
+            if equals:
+                problems.append(
+                    f"{key} takes no value ({token}); write {option.flag} or "
+                    f"--no-{option.flag[2:]}."
+                )
+            found.append(_Occurrence(option, yes, (start, index), in_file=in_file))
             continue
         if not equals:
             if index == len(tokens) or (not dot and _is_flag(tokens[index])):

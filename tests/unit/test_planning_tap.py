@@ -68,7 +68,9 @@ def test_short_speculative_options_go_too() -> None:
     assert after["spec_tokens"] is REMOVE
 
 
-@pytest.mark.parametrize("facts", [DENSE, SLIDING, GDN, LLAMA4], ids=lambda m: m.summary)
+@pytest.mark.parametrize(
+    "facts", [DENSE, SLIDING, GDN, LLAMA4], ids=lambda m: m.summary
+)
 @pytest.mark.parametrize("vllm", ["0.17.1", "0.21.0", "0.22.1", "0.32.0"])
 def test_a_carried_out_plan_has_nothing_left_to_do(facts: Any, vllm: str) -> None:
     options = stock_options()
@@ -203,7 +205,10 @@ def test_tensor_and_data_parallel_are_not_refused() -> None:
     [
         ({"speculative_config": {"method": "eagle3"}}, "Speculative decoding (eagle3)"),
         ({"spec_method": "ngram"}, "Speculative decoding (ngram)"),
-        ({"speculative_config": {"model": "d"}}, "Speculative decoding (a draft model)"),
+        (
+            {"speculative_config": {"model": "d"}},
+            "Speculative decoding (a draft model)",
+        ),
         ({"kv_transfer_config": {"kv_connector": "Nixl"}}, "names the connector Nixl"),
         ({"kv_transfer_config": "x"}, "--kv-transfer-config is not a JSON object"),
         ({"kv_transfer_config": {"kv_role": "kv_consumer"}}, "kv_role kv_consumer"),
@@ -229,7 +234,9 @@ def test_contradictions_are_refused(options: dict[str, Any], sentence: str) -> N
 
 def test_the_storage_path_is_said_once() -> None:
     options = {
-        "kv_transfer_config": {"kv_connector_extra_config": {"shared_storage_path": "/a"}}
+        "kv_transfer_config": {
+            "kv_connector_extra_config": {"shared_storage_path": "/a"}
+        }
     }
     kv = changed(launcher(DENSE, options=options))["kv_transfer_config"]
     assert kv["kv_connector_extra_config"] == {"shared_storage_path": "/a"}
