@@ -279,14 +279,22 @@ def _judge_repetitions(
 ) -> None:
     for option in OPTIONS:
         ours = [found for found in occurrences if found.option is option]
-        spellings = {found.dotted for found in ours if found.dotted is not None}
+        dotted = {found.dotted for found in ours if found.dotted is not None}
         plain = [found for found in ours if found.dotted is None]
-        if spellings and (plain or len(spellings) > 1):
+        overridden = all(found.in_file for found in plain) and not any(
+            found.in_file for found in ours if found.dotted is not None
+        )
+        if dotted and (plain or len(dotted) > 1):
+            mixed = not overridden or len(dotted) > 1
             sentence = (
                 f"{option.flag} is given both whole and with dotted keys, and vLLM "
                 "keeps only the dotted ones; write it in one form."
+                if mixed
+                else f"{option.flag} of the --config file is replaced, not merged, by "
+                "the dotted keys on the command line."
             )
-            (problems if option.field in REWRITTEN else notes).append(sentence)
+            refused = mixed and option.field in REWRITTEN
+            (problems if refused else notes).append(sentence)
         elif len(plain) > 1 and any(f.value != plain[-1].value for f in plain):
             notes.append(
                 f"{option.flag} is given {len(plain)} times; vLLM takes the last."

@@ -126,6 +126,17 @@ def test_values_of_a_config_file(tmp_path: Path) -> None:
     assert "speculative_config in the --config file has to go" in gone.problems[0]
 
 
+def test_dotted_keys_replace_what_the_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("additional-config: {a: 1}\nkv_transfer_config.kv_role: x\n")
+    reading = read_argv(["--config", str(file), "--additional-config.b", "2"])
+    assert reading.options["additional_config"] == {"b": 2}
+    assert "is replaced, not merged" in reading.notes[0]
+    assert reading.problems == ()
+    both = read_argv(["--config", str(file), "--kv-transfer-config", "{}"])
+    assert "write it in one form" in both.problems[0]
+
+
 @pytest.mark.parametrize("content", ["- a", "a: [", "\x00", "3"])
 def test_config_files_that_hold_no_options(tmp_path: Path, content: str) -> None:
     file = tmp_path / "serve.yaml"
