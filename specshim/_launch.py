@@ -103,7 +103,11 @@ def describe(launch: Launch) -> list[str]:
     return [
         route,
         *(f"{describe_change(c.option, c.value)}: {c.why}" for c in decision.changes),
-        *(f"set in its environment: {k}={v}" for k, v in launch.variables.items()),
+        *(
+            f"set in its environment: {name}={value}"
+            for name, value in launch.variables.items()
+            if name != RAY_PREFIXES or "ray" in launch.command
+        ),
         *lines,
     ]
 

@@ -135,13 +135,13 @@ def _run(argv: Sequence[str]) -> int:
         print(f"specshim: {line}", file=sys.stderr)
     if launch.refusal:
         return 2
-    problem = None if args.dry_run else _plugin_problem(launch)
-    if problem:
-        return _fail(problem)
     path = storage_path(launch)
     problem = storage_problem(path, create=not args.dry_run) if path else None
-    if problem:
+    problem = problem or _plugin_problem(launch)
+    if problem and not args.dry_run:
         return _fail(problem)
+    if problem:
+        print(f"specshim: warning: {problem}", file=sys.stderr)
     print("Running command:")
     print(shlex.join(launch.command), flush=True)
     if args.dry_run:

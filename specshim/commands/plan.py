@@ -22,16 +22,16 @@ from specshim.launch_vllm import add_arguments as add_launch_arguments
 from specshim.launch_vllm import split_arguments
 from specshim.planning import REMOVE
 
-VERSIONS = (
-    "python",
-    "vllm",
-    "vllm_distribution",
-    "platform",
-    "torch",
-    "transformers",
-    "speculators",
-    "hs_connectors",
-)
+VERSIONS = {
+    "python": "Python",
+    "vllm": "vLLM",
+    "vllm_distribution": "vLLM distribution",
+    "platform": "Platform",
+    "torch": "PyTorch",
+    "transformers": "transformers",
+    "speculators": "speculators",
+    "hs_connectors": "hs_connectors",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,12 +113,13 @@ def text_lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Layer group", f"{group['count']} {group['kind']} ({group['source']})"
     for note in model["notes"]:
         yield "Model note", note
-    for name, version in report["versions"].items():
-        yield name.replace("_", " ").capitalize(), version or "not found"
+    for name, title in VERSIONS.items():
+        yield title, report["versions"][name] or "not found"
     for hook in report["missing_tap_hooks"]:
         yield "Missing hook point", hook
     yield "Route", report["route"]
-    yield "Reason", report["reason"]
+    if report["reason"]:
+        yield "Reason", report["reason"]
     if report["layer_ids"]:
         yield "Layer ids", " ".join(map(str, report["layer_ids"]))
     for change in report["changes"]:
