@@ -77,7 +77,7 @@ def collect(
     return {
         "versions": {name: getattr(environment, name) for name in VERSIONS},
         "missing_tap_hooks": list(environment.missing_tap_hooks),
-        "model": {**asdict(model), "layer_kinds": list(model.layer_kinds)},
+        "model": asdict(model),
         "route": decision.route,
         "reason": decision.reason,
         "layer_ids": list(decision.layer_ids),

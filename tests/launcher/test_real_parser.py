@@ -34,7 +34,7 @@ ARGUMENTS = [
     "--additional-config.x.y 1 --additional-config.x.z+ 1,2 --port 8001",
     "--kv_transfer_config.engine_id e --enable-prefix-ca --seed -1",
     '--kv-transfer {"engine_id":"e","kv_role":"kv_both"}',
-    '-sc {"method":"extract_hidden_states","num_speculative_tokens":1} --max-model-len 64',
+    '-sc {"method":"extract_hidden_states"} --max-model-len 64',
     '--additional-config {"a":1} --additional-config {"b":1} --enforce-eager',
     "-cc.cudagraph_mode NONE -O1 --disable-hybrid-kv-cache-manager",
     '--kv-events-config {"enable_kv_cache_events":true} --gpu-memory-utilization 0.5',

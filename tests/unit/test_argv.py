@@ -49,7 +49,8 @@ def rewritten(tokens: list[str], **changes: Any) -> list[str]:
         ),
         ("--additional-config.x.y=1", {"additional_config": {"x": {"y": 1}}}),
         (
-            "--additional_config.a_b x --additional-config.c+ 1,2 --additional-config.c+=3",
+            "--additional_config.a_b x --additional-config.c+ 1,2 "
+            "--additional-config.c+=3",
             {"additional_config": {"a_b": "x", "c": ["1", "2", "3"]}},
         ),
         (

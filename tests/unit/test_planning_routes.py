@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -258,3 +260,14 @@ def test_the_tap_connector_contradicts_the_cache_route() -> None:
     assert "drop one of the two" in str(
         launcher(DENSE, route="cache", options=options).refusal
     )
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, specshim._launch; "
+        "print(sorted({'torch', 'vllm', 'transformers', 'speculators', 'yaml'}"
+        " & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == "[]"
