@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specshim.tiny_architectures import (
     ARCHITECTURES,
@@ -26,13 +26,9 @@ from specshim.tiny_architectures import (
     TinyModel,
 )
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["ARCHITECTURES", "TinyModel", "TinyModelError", "ensure_tiny_model"]
 
 _RECIPE = 1  # counts changes of the weights or the tokenizer made below
-_MATRIX_STD = 0.15  # states then differ clearly from layer to layer
 _VECTOR_STD = 0.05
 
 _CHAT_TEMPLATE = (
@@ -96,7 +92,7 @@ def ensure_tiny_model(
 
 
 def _digest(spec: TinyModel, seed: int) -> str:
-    recipe = [_RECIPE, spec.config, seed, _MATRIX_STD, _VECTOR_STD, _CHAT_TEMPLATE]
+    recipe = [_RECIPE, dict(spec.config), spec.embedding_std, seed]
     text = json.dumps(recipe, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -120,7 +116,7 @@ def _write_model(spec: TinyModel, folder: Path, seed: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = model_class(config).to(torch.float32)
-            _fill(model)
+            _fill(model, spec.embedding_std)
         model = model.to(getattr(torch, spec.config["dtype"]))
         with quiet_transformers():
             model.save_pretrained(folder)
@@ -144,8 +140,9 @@ def _model_class(architecture: str) -> Any:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars of transformers, whose setting is restored."""
-    from transformers.utils import logging
+    from transformers.utils import logging as untyped
 
+    logging: Any = untyped
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -155,18 +152,24 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _fill(model: torch.nn.Module) -> None:
-    """Random weights under which no layer is close to doing nothing.
+def _fill(model: Any, embedding_std: float) -> None:
+    """Random weights that move the states clearly from layer to layer, and calmly.
 
-    Time steps, decays and skip weights of recurrent layers keep what the
-    architecture's own initialisation gives: noise there overflows or dies out.
+    Matrices keep the size of what goes through them (1 / sqrt(fan-in)): larger
+    ones saturate attention and routers, and then bfloat16 alone moves single
+    rows by half their size, which hides real faults. Time steps, decays and skip
+    weights of recurrent layers keep their architecture's own initialisation.
     """
     import torch
 
+    embedding = model.get_input_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, _MATRIX_STD)
+            if parameter is embedding:
+                parameter.normal_(0, embedding_std)
+            elif parameter.dim() > 1:
+                # experts are [experts, out, in], convolutions [channels, 1, width]
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
             elif "norm" in name:
                 parameter.add_(torch.randn_like(parameter), alpha=_VECTOR_STD)
             elif name.endswith(".bias"):

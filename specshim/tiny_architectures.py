@@ -19,10 +19,11 @@ SLIDING_WINDOW = 32
 
 @dataclass(frozen=True)
 class TinyModel:
-    """One row: the name it goes by and its config.json."""
+    """One row: the name it goes by, its config.json, the size of its embeddings."""
 
     name: str
     config: Mapping[str, Any]
+    embedding_std: float = 1.0
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -61,16 +62,21 @@ _SLIDING_ROPE = {
 }
 
 
-def _row(name: str, architecture: str, model_type: str, **fields: Any) -> TinyModel:
-    return TinyModel(
-        name,
-        {
-            "architectures": [architecture],
-            "model_type": model_type,
-            **_COMMON,
-            **fields,
-        },
-    )
+def _row(
+    name: str,
+    architecture: str,
+    model_type: str,
+    *,
+    embedding_std: float = 1.0,
+    **fields: Any,
+) -> TinyModel:
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        **_COMMON,
+        **fields,
+    }
+    return TinyModel(name, config, embedding_std)
 
 
 _ROWS = (
@@ -80,6 +86,7 @@ _ROWS = (
         "gemma3",
         "Gemma3ForCausalLM",
         "gemma3_text",
+        embedding_std=0.1,  # the model multiplies by sqrt(hidden_size)
         sliding_window=SLIDING_WINDOW,
         query_pre_attn_scalar=32,
         layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 2,
@@ -89,6 +96,7 @@ _ROWS = (
         "gemma4",
         "Gemma4ForCausalLM",
         "gemma4_text",
+        embedding_std=0.1,  # the model multiplies by sqrt(hidden_size)
         sliding_window=SLIDING_WINDOW,
         global_head_dim=64,
         layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 2,
@@ -122,6 +130,7 @@ _ROWS = (
         "granite4",
         "GraniteMoeHybridForCausalLM",
         "granitemoehybrid",
+        embedding_std=0.25,  # times embedding_multiplier
         layer_types=(["mamba"] * 3 + ["attention"]) * 2,
         num_local_experts=0,
         num_experts_per_tok=0,
