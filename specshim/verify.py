@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from specshim.progress import Progress
 from specshim.reference import (
     PromptStates,
     ReferenceFailed,
@@ -35,9 +36,7 @@ from specshim.verification.report import (
 )
 from specshim.verification.vocabulary import plain_token_ids
 
-__all__ = ["Progress", "VerifyOptions", "add_arguments", "run", "verify"]
-
-Progress = Callable[[str, int, int], None]  # stage, done, total
+__all__ = ["VerifyOptions", "add_arguments", "run", "verify"]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ class VerifyReport:
         """0 right, 1 wrong, 2 could not tell."""
         return EXIT_CODES[self.status]
 
+    @property
+    def verdict(self) -> str:
+        """The status in words."""
+        return _VERDICTS[self.status]
+
 
 def diagnosis(findings: Sequence[Finding]) -> tuple[str, ...]:
     """One sentence per thing that is off, the same thing in many samples told once."""
@@ -120,7 +125,7 @@ def render_text(report: VerifyReport) -> str:
     lines += [f"Found: {sentence}" for sentence in report.diagnosis]
     if report.reason:
         lines.append(f"Reason: {report.reason}")
-    lines.append(f"Verdict: {_VERDICTS[report.status]}")
+    lines.append(f"Verdict: {report.verdict}")
     return "\n".join(lines)
 
 
@@ -171,6 +176,11 @@ def layer_table(layers: Sequence[LayerResult]) -> list[str]:
                 _VERDICTS[layer.status],
             )
         )
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of right-aligned columns; all rows have as many cells as the first."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -80,7 +80,7 @@ class StandIn:
     answer: Callable[[int], int] = lambda number: 200  # HTTP status of request number
     write_delay: float = 0.0  # seconds under the lock, after the answer
     write: Callable[[int], bool] = lambda number: True
-    echo: bool = True
+    output: Sequence[int] = ()  # generated tokens, saved after the prompt's
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
 
@@ -97,8 +97,7 @@ class StandIn:
         threading.Timer(
             self.write_delay, self._write, (number, body, path, lock)
         ).start()
-        prompt = body["prompt"]
-        choice = {"text": "", **({"prompt_token_ids": prompt} if self.echo else {})}
+        choice = {"text": "", "prompt_token_ids": body["prompt"]}
         parameters = {"hidden_states_path": str(path)}
         return 200, {"choices": [choice], "kv_transfer_params": parameters}
 
@@ -110,9 +109,10 @@ class StandIn:
         with lock:
             if not self.write(number):
                 return
-            token_ids = self.tokens(body["prompt"])
+            sequence = [*body["prompt"], *self.output]
+            token_ids = self.tokens(sequence)
             with self._compute:
-                [states] = compute_reference(self.model, [body["prompt"]], self.dtype)
+                [states] = compute_reference(self.model, [sequence], self.dtype)
             wanted = states.stream[list(self.layer_ids)].transpose(0, 1)
             tensors = {
                 "hidden_states": self.corrupt(number, wanted)

@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from standin import reference, tiny  # noqa: E402
+
 from specshim.reference import (  # noqa: E402
     ReferenceFailed,
     _decoder_layers,
@@ -17,7 +19,6 @@ from specshim.reference import (  # noqa: E402
     read_config,
 )
 from specshim.tiny import ARCHITECTURES  # noqa: E402
-from standin import reference, tiny  # noqa: E402
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
