@@ -175,7 +175,7 @@ def choose_models(
             names.append(row.name)
         elif not any(o.kind == row.kind and o.before for o in _ROWS):
             left_out.append(
-                f"The {row.kind} ({row.name}) needs vLLM {row.since}; this is {version}."
+                f"{row.name} ({row.kind}) needs vLLM {row.since}; this is {version}."
             )
     return names, tuple(left_out)
 

@@ -11,6 +11,7 @@ import fcntl
 import functools
 import json
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +125,7 @@ class StandIn:
 
 
 @contextmanager
-def serving(standin: StandIn) -> Iterator[StandIn]:
+def serving(standin: StandIn, port: int = 0) -> Iterator[StandIn]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             pass
@@ -144,7 +145,7 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
             length = int(self.headers["Content-Length"])
             self._send(*standin.respond(json.loads(self.rfile.read(length))))
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     standin.url = f"http://127.0.0.1:{server.server_port}"
@@ -154,3 +155,12 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+if __name__ == "__main__":  # the demo's server: MODEL STATES PORT DTYPE
+    model, folder, port, dtype = sys.argv[1:]
+    compute_reference(model, [[1]], dtype)  # so that no request waits for imports
+    metadata = {"layer_ids": json.dumps(LAYER_IDS)}
+    standin = StandIn(model, Path(folder), dtype=dtype, metadata=metadata)
+    with serving(standin, int(port)):
+        threading.Event().wait()
