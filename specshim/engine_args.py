@@ -63,7 +63,7 @@ def with_changes(args: Any, changes: Iterable[Change]) -> Any:
         current = getattr(args, change.option)
         if isinstance(value, Mapping):
             value = copy.deepcopy(dict(value))
-            if dataclasses.is_dataclass(current):
+            if dataclasses.is_dataclass(current) and not isinstance(current, type):
                 value = type(current)(**value)
         setattr(changed, change.option, value)
     return changed
@@ -97,6 +97,7 @@ def _parsed(value: Any) -> Any:
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    if hasattr(field.default, "get_default"):  # a pydantic FieldInfo
-        return field.default.get_default(call_default_factory=True)
-    return None if field.default is dataclasses.MISSING else field.default
+    default: Any = field.default
+    if hasattr(default, "get_default"):  # a pydantic FieldInfo
+        return default.get_default(call_default_factory=True)
+    return None if default is dataclasses.MISSING else default

@@ -146,7 +146,6 @@ REROUTE = Patch(
         ),
     ),
     processes=("frontend",),
-    remove_when="vllm>=1000",
 )
 
 HOOKS = (REROUTE,)

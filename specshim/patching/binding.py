@@ -14,14 +14,14 @@ from specshim.patching.declaration import Target, split_name
 from specshim.patching.ledger import LEDGER
 
 
-class _BoundWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[misc]
+class _BoundWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
     """A bound method that pickles by name, as the one it stands for does."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return getattr, (self._self_instance, self.__wrapped__.__name__)
 
 
-class _Wrapper(wrapt.FunctionWrapper):  # type: ignore[misc]
+class _Wrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapper that pickles by name: spawned processes get their own."""
 
     __bound_function_wrapper__ = _BoundWrapper

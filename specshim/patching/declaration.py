@@ -106,7 +106,7 @@ class Patch:
     affects: SpecifierSet
     targets: tuple[Target, ...]
     processes: tuple[str, ...]
-    remove_when: str
+    remove_when: str = ""
     kind: str = "patch"
     rung: str = "wrap"
     why_not_lower: str = ""
@@ -144,6 +144,10 @@ def _first_problem(patch: Patch) -> str | None:
         (not set(patch.processes) <= set(PROCESSES), f"processes not in {PROCESSES}"),
         (not patch.processes, "processes is empty"),
         (patch.kind not in ("patch", "hook"), "kind is neither patch nor hook"),
+        (
+            patch.kind == "patch" and not patch.remove_when,
+            "remove_when is empty, so nobody would know when it can go",
+        ),
         (patch.rung not in RUNGS, f"rung not in {RUNGS}"),
         (
             patch.rung != RUNGS[0] and not patch.why_not_lower,

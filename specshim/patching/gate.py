@@ -47,9 +47,7 @@ def judge(
     release = f"{patch.package} {version or 'of unknown version'}"
     if all(_is_repaired(t, forms.get(t.name)) for t in patch.targets):
         return Verdict(NOT_NEEDED, f"{release} has the repaired code.")
-    problems = [
-        text for t in patch.targets if (text := _problem(t, forms.get(t.name)))
-    ]
+    problems = [text for t in patch.targets if (text := _problem(t, forms.get(t.name)))]
     if problems:
         return Verdict(
             REFUSED, f"{release} is not what {patch.id} was written for: {problems[0]}."

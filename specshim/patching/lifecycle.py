@@ -32,7 +32,8 @@ def arm(patches: Iterable[Patch]) -> None:
     nothing for a patch that is in place.
     """
     for patch in patches:
-        if not LEDGER.is_installed(patch.id):
+        known = LEDGER.entries.get(patch.id)
+        if known is None or known.state == ledger.UNDONE:
             LEDGER.note(patch.id, ledger.ARMED, "Waits for the import of its target.")
         for module in dict.fromkeys(target.module for target in patch.targets):
             imports.when_imported(module, partial(_on_import, patch), key=patch.id)
@@ -66,18 +67,15 @@ def apply(patch: Patch) -> gate.Verdict | None:
         verdict = verdict_here(patch)
         if verdict.kind == gate.APPLY:
             _set(patch)
+        before = LEDGER.entries.get(patch.id)
         LEDGER.note(patch.id, _STATES[verdict.kind], verdict.reason)
-    if verdict.kind == gate.REFUSED:
-        if strict():
-            raise PatchRefused(verdict.reason)
-        logger.log(
-            logging.DEBUG if patch.kind == "hook" else logging.WARNING,
-            "specshim: %s refused. %s",
-            patch.id,
-            verdict.reason,
-        )
-    else:
-        logger.debug("specshim: %s %s. %s", patch.id, verdict.kind, verdict.reason)
+        news = LEDGER.entries[patch.id] != before
+    if verdict.kind == gate.REFUSED and strict():
+        raise PatchRefused(verdict.reason)
+    if news:
+        loud = verdict.kind == gate.REFUSED and patch.kind == "patch"
+        level = logging.WARNING if loud else logging.DEBUG
+        logger.log(level, "specshim: %s %s. %s", patch.id, verdict.kind, verdict.reason)
     return verdict
 
 
