@@ -72,4 +72,14 @@ def _arm(module: ModuleType) -> None:
         arm(declarations(module.__name__))
 
 
+def _checkout() -> list[str]:
+    """In a checkout patches/ lies beside this package, not in it (see setup.py)."""
+    here = _os.path.dirname(__file__)
+    root = _os.path.dirname(here)
+    beside = _os.path.isfile(_os.path.join(root, "patches", "__init__.py"))
+    inside = _os.path.isdir(_os.path.join(here, "patches"))
+    return [root] if beside and not inside else []
+
+
+__path__ += _checkout()
 install()
