@@ -60,8 +60,8 @@ def scheduler() -> Any:
     from vllm.v1.structured_output import StructuredOutputManager
 
     arguments = stock_arguments(Path(tempfile.mkdtemp()))
-    transfer = arguments.pop("kv_transfer_config")
-    engine_args = EngineArgs(kv_transfer_config=KVTransferConfig(**transfer), **arguments)
+    transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
+    engine_args = EngineArgs(kv_transfer_config=transfer, **arguments)
     config = engine_args.create_engine_config()
     config.cache_config.num_gpu_blocks = 32
     spec = FullAttentionSpec(
