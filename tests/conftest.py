@@ -34,7 +34,7 @@ class OtherPython:
         self,
         *arguments: str,
         variables: Mapping[str, str] | None = None,
-        timeout: float = 300,
+        timeout: float = 600,
         cwd: str | Path = "/",
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python *arguments`` with output captured; never raises for its rc."""
