@@ -101,7 +101,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _registered_backend(name: str) -> Any:
     """The backend as hs_connectors registers it; None where that is not installed."""
     try:
-        from hs_connectors import HiddenStatesBackend  # type: ignore[import-not-found]
+        from hs_connectors import HiddenStatesBackend
     except ImportError:
         return None
     return dict(HiddenStatesBackend.registry).get(name)

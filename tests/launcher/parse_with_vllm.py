@@ -4,6 +4,8 @@ Reads a JSON list of argument lists on stdin, prints a JSON list of the values, 
 string "refused" where vLLM exits.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import enum
@@ -11,6 +13,7 @@ import functools
 import io
 import json
 import sys
+from typing import Any
 
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -20,7 +23,7 @@ except ImportError:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {
             f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)
@@ -29,13 +32,13 @@ def plain(value):
         return value.name
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value if isinstance(value, str | int | float | None) else repr(value)
+    return value if isinstance(value, (str, int, float, type(None))) else repr(value)
 
 
 @functools.cache
-def parser_of(command):
+def parser_of(command: str) -> Any:
     if command == "serve":
         parser = FlexibleArgumentParser(prog="vllm")
         make_arg_parser(parser.add_subparsers().add_parser("serve"))
@@ -43,7 +46,7 @@ def parser_of(command):
     return make_arg_parser(FlexibleArgumentParser(prog="api_server"))
 
 
-def parse(arguments):
+def parse(arguments: list[str]) -> Any:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return plain(vars(parser_of(arguments[0]).parse_args(arguments)))
