@@ -17,6 +17,7 @@ VARIABLES = frozenset(
         "VLLM_PLUGINS",
         "VLLM_USE_V2_MODEL_RUNNER",
         "VLLM_TARGET_DEVICE",
+        "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
         "HF_HOME",
         "HF_HUB_CACHE",
         "HF_HUB_OFFLINE",

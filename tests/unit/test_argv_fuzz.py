@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_values import DENSE, GDN, LLAMA4, SLIDING, apply, environment, stock_options
 
@@ -63,6 +63,7 @@ def flag_field(token: str) -> str | None:
     return found[0].field if found else None
 
 
+@settings(deadline=None)
 @given(TOKENS, MODELS, VLLM, st.sampled_from(["auto", "cache"]))
 def test_a_launch_keeps_every_token_of_the_user(
     tokens: list[str], model: Any, vllm: str, route: str
@@ -92,6 +93,7 @@ def is_subsequence(short: list[str], long: list[str]) -> bool:
     return all(token in rest for token in short)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from([option.field for option in OPTIONS]), JSON),
     MODELS,
