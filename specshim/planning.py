@@ -2,55 +2,249 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from specshim import _vllm_facts as facts
+from specshim._cache_route import cache_route
+from specshim._draft import Draft
+from specshim._plan_types import (
+    REMOVE,
+    Change,
+    LaunchPlan,
+    Refused,
+    Request,
+    as_mapping,
+)
+from specshim._tap_route import tap_route
 from specshim.detect import Environment, ModelFacts
 
-REMOVE = object()  # as a Change's value: the option is taken away
+__all__ = ["REMOVE", "Change", "LaunchPlan", "Request", "plan"]
+
+ROUTES = ("auto", "tap", "cache")
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asked for, whichever way in they came.
+class _Extraction:
+    """Hidden states are asked for; ``layer_ids`` as written, None for the default."""
 
-    ``options`` holds the vLLM options that the user gave, keyed by the field
-    names of vLLM's EngineArgs (``kv_transfer_config``, ``speculative_config``,
-    ``enable_prefix_caching``, ...), values parsed (dicts, bools, ints).
-    """
-
-    source: str  # "launcher" or "engine_args"
-    route: str = "auto"  # "auto", "tap", "cache"
-    layer_ids: tuple[int, ...] | None = None  # None: the default ids
-    include_last_layer: bool = True
-    backend: str = "file"
-    storage_path: str = "/tmp/hidden_states"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Change:
-    """One vLLM option that the plan sets or removes, and the sentence that says why."""
-
-    option: str  # EngineArgs field name
-    value: Any  # REMOVE takes the option away
-    why: str
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """The decision. ``refusal`` is a sentence where nothing should be started."""
-
-    route: str  # "tap", "cache", or "none" (leave the server as it is)
-    reason: str
-    layer_ids: tuple[int, ...] = ()
-    changes: tuple[Change, ...] = ()
-    patches: tuple[Any, ...] = ()
-    warnings: tuple[str, ...] = ()
-    refusal: str | None = None
+    layer_ids: Any
+    is_tap: bool  # the options already name the tap connector
 
 
 def plan(environment: Environment, model: ModelFacts, request: Request) -> LaunchPlan:
-    """Decide. Imports neither torch nor vLLM, reads no file, raises nothing."""
-    raise NotImplementedError
+    """Decide. Imports neither torch nor vLLM, reads no file, raises nothing.
+
+    The plan of options that a plan's changes were applied to has no changes.
+    """
+    variables = environment.variables
+    if variables.get("SPECSHIM") == "0":
+        return LaunchPlan("none", "SPECSHIM=0 switches specshim off")
+    asked = request.route
+    if asked == "auto":
+        asked = variables.get("SPECSHIM_ROUTE") or "auto"
+    route, reason = asked if asked in ROUTES[1:] else "tap", ""
+    draft = Draft(environment, model, request)
+    try:
+        extraction = _extraction(request)
+        if isinstance(extraction, str):
+            return LaunchPlan("none", extraction)
+        _check_versions(environment, draft)
+        route, reason = _route(environment, extraction, asked, draft)
+        if model.encoder_decoder:
+            raise Refused(
+                f"{model.name} is an encoder-decoder model, whose hidden states "
+                "specshim does not extract; choose a decoder-only model."
+            )
+        ids = _layer_ids(model, request, extraction)
+        (tap_route if route == "tap" else cache_route)(draft, ids)
+    except Refused as refused:
+        return LaunchPlan(
+            route, reason, warnings=tuple(draft.warnings), refusal=str(refused)
+        )
+    return LaunchPlan(
+        route,
+        reason,
+        layer_ids=ids,
+        changes=tuple(draft.changes),
+        warnings=tuple(draft.warnings),
+    )
+
+
+def _extraction(request: Request) -> _Extraction | str:
+    """What is to be extracted, or why the server is left as it is."""
+    options = request.options
+    kv = as_mapping(options.get("kv_transfer_config"))
+    if kv is None and options.get("kv_transfer_config") not in (None, "", {}):
+        if request.source == "launcher":
+            raise Refused(
+                "--kv-transfer-config is not a JSON object; write it as "
+                "'{\"kv_connector_extra_config\": {...}}' or leave it out."
+            )
+        return "kv_transfer_config is not a dict: left to vLLM"
+    kv = kv or {}
+    method, spec_ids = _speculative(request)
+    connector, module = kv.get("kv_connector"), kv.get("kv_connector_module_path")
+    is_tap = connector == facts.TAP_CONNECTOR and module in (None, facts.TAP_MODULE)
+    is_stock = connector == facts.STOCK_CONNECTOR and module is None
+    foreign_method = method not in (None, facts.EXTRACT)
+
+    if request.source == "launcher":
+        if connector is not None and not (is_tap or is_stock):
+            raise Refused(
+                f"The launcher extracts hidden states, but --kv-transfer-config names "
+                f"the connector {connector}; leave kv_connector out, or start that "
+                "server with `vllm serve`."
+            )
+    elif not connector:
+        return (
+            "extract_hidden_states without a hidden-states connector saves nothing: "
+            "left to vLLM"
+            if method == facts.EXTRACT
+            else "no hidden states are asked for"
+        )
+    elif not (is_tap or is_stock):
+        return f"the connector {connector} is left alone"
+    elif is_stock and method != facts.EXTRACT:
+        return f"{connector} without the method {facts.EXTRACT}: left to vLLM"
+
+    if foreign_method:
+        raise Refused(
+            f"Speculative decoding ({method}) and the extraction of hidden states "
+            "cannot run in one server; remove the speculative options."
+        )
+    ids = spec_ids
+    if is_tap:
+        tapped = _tapped_ids(options.get("additional_config"))
+        if tapped is not None and ids is not None and tapped != ids:
+            raise Refused(
+                f"additional_config names the layers {tapped} and speculative_config "
+                f"the layers {ids}; give them once."
+            )
+        ids = tapped if tapped is not None else ids
+    return _Extraction(ids, is_tap)
+
+
+def _speculative(request: Request) -> tuple[Any, Any]:
+    """Method and layer ids of the speculative options; (None, None) without."""
+    options = request.options
+    given = options.get("speculative_config")
+    spec = {k.replace("-", "_"): v for k, v in (as_mapping(given) or {}).items()}
+    method = spec.get("method") or options.get("spec_method")
+    if method is None and (spec.get("model") or options.get("spec_model")):
+        method = "a draft model"
+    if method is None and given not in (None, "", {}):
+        method = "an unknown method"
+    draft = as_mapping(spec.get("draft_model_config")) or {}
+    config = as_mapping(draft.get("hf_config")) or {}
+    return method, config.get(facts.LAYER_IDS_KEY)
+
+
+def _tapped_ids(additional_config: Any) -> Any:
+    ours = as_mapping((as_mapping(additional_config) or {}).get("specshim")) or {}
+    return ours.get("layer_ids")
+
+
+def _check_versions(environment: Environment, draft: Draft) -> None:
+    if environment.vllm is None:
+        raise Refused(
+            "vLLM is not installed in this Python environment; run this with the "
+            "python of the environment that has vLLM 0.17 or newer."
+        )
+    number = facts.release(environment.vllm)
+    if number is None:
+        draft.warnings.append(
+            f"vLLM says no release number ({environment.vllm}): it is planned for "
+            "as the newest release."
+        )
+    elif number < facts.OLDEST:
+        raise Refused(
+            f"vLLM {environment.vllm} cannot extract hidden states; "
+            "install vLLM 0.17 or newer."
+        )
+
+
+def _route(
+    environment: Environment, extraction: _Extraction, asked: str, draft: Draft
+) -> tuple[str, str]:
+    missing = ", ".join(environment.missing_tap_hooks)
+    if asked not in ROUTES:
+        raise Refused(
+            f"The route {asked!r} is unknown; SPECSHIM_ROUTE and --specshim-route "
+            f"take {', '.join(ROUTES)}."
+        )
+    if asked == "cache":
+        if extraction.is_tap:
+            raise Refused(
+                f"{facts.TAP_CONNECTOR} is the connector of the tap route, but the "
+                "route cache is asked for; drop one of the two."
+            )
+        return "cache", "the route cache was asked for"
+    if not missing:
+        return "tap", (
+            "the route tap was asked for"
+            if asked == "tap"
+            else "rows are recorded at the decoder layers and never enter the KV "
+            f"cache, which works for every kind of model ({draft.model.summary})"
+        )
+    if asked == "tap" or extraction.is_tap:
+        raise Refused(
+            f"The tap route cannot work on vLLM {environment.vllm}, which lacks "
+            f"{missing}; use the route cache (--specshim-route cache)."
+        )
+    draft.warnings.append(
+        f"The tap's hook points are missing in vLLM {environment.vllm} ({missing}): "
+        "the stock extraction through the KV cache is used instead."
+    )
+    return "cache", f"the tap's hook points are missing ({missing})"
+
+
+def _layer_ids(
+    model: ModelFacts, request: Request, extraction: _Extraction
+) -> tuple[int, ...]:
+    """The layers to extract, in order, duplicates kept."""
+    last = model.num_hidden_layers
+    written = extraction.layer_ids
+    if request.layer_ids is not None:
+        wanted = list(request.layer_ids)
+        if wanted and request.include_last_layer and last not in wanted:
+            wanted.append(last)
+        if written is not None and list(_sequence(written)) != wanted:
+            raise Refused(
+                f"--target-layer-ids asks for the layers {wanted}, but the vLLM "
+                f"options name {written}; give them once."
+            )
+    elif written is not None:
+        wanted = list(_sequence(written))
+    elif request.source == "launcher":
+        wanted = [2, last // 2, last - 3, last]
+        if any(not 0 <= layer <= last for layer in wanted):
+            raise Refused(
+                f"The default layer ids {wanted} do not fit a model of {last} layers; "
+                f"choose with --target-layer-ids, from 0 (embeddings) to {last}."
+            )
+    else:
+        raise Refused(
+            "The request names no layers; give them as "
+            f"draft_model_config.hf_config.{facts.LAYER_IDS_KEY} in "
+            "speculative_config."
+        )
+    if not wanted:
+        raise Refused(
+            f"The list of layer ids is empty; give at least one from 0 to {last}."
+        )
+    for layer in wanted:
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise Refused(f"The layer id {layer!r} is not an integer.")
+        if not 0 <= layer <= last:
+            raise Refused(
+                f"The layer id {layer} is out of range: {model.name} has {last} "
+                f"layers, so ids go from 0 (embeddings) to {last} (last layer)."
+            )
+    return tuple(wanted)
+
+
+def _sequence(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise Refused(f"The layer ids {value!r} are not a list of integers.")

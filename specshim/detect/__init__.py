@@ -1,7 +1,14 @@
 """What is installed here, and what the model is: facts only, no decisions."""
 
 from specshim.detect.environment import Environment, detect_environment
-from specshim.detect.model import LayerGroup, ModelFacts, ModelNotFound, detect_model
+from specshim.detect.model import (
+    LayerGroup,
+    ModelFacts,
+    ModelNotFound,
+    detect_model,
+    group_layers,
+    model_facts,
+)
 
 __all__ = [
     "Environment",
@@ -10,4 +17,6 @@ __all__ = [
     "ModelNotFound",
     "detect_environment",
     "detect_model",
+    "group_layers",
+    "model_facts",
 ]

@@ -1,0 +1,149 @@
+"""The project's commands: ``nox -s demo``, ``nox -s tests``, ``nox -s lint``.
+
+Environments are built by uv from one cache, kept between runs, and rebuilt when
+their entry in compat.toml changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nox
+import nox.project
+
+ROOT = Path(__file__).parent
+ENVIRONMENTS = ROOT / ".nox" / "environments"
+DEMO = "vllm-0.32.0"
+DRIVER = "speculators-0.9.0"  # the environment that pytest runs in
+DRIVER_TOOLS = (
+    "pytest", "hypothesis", "mypy", "ruff", "build", "twine", "pyyaml", "openai",
+    "setuptools>=77", "wheel", "nox", "types-PyYAML", "types-setuptools",
+)  # fmt: skip
+LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["tests"]
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Serve, extract and verify a tiny hybrid model on this machine's CPU."""
+    python = environment(session, DEMO)
+    install_specshim(session, python)
+    session.run(str(python), "-m", "specshim", "demo", *session.posargs, external=True)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Lint, then every test; arguments after ``--`` go to pytest."""
+    pythons = {name: environment(session, name) for name in requirements()}
+    driver = environment(session, DRIVER, DRIVER_TOOLS)
+    for python in {*pythons.values(), driver}:
+        install_specshim(session, python)
+    check_style(session, driver)
+    mapping = {name: str(python) for name, python in pythons.items()}
+    session.run(
+        str(driver), "-m", "pytest", *session.posargs,
+        env={"SPECSHIM_TEST_ENVS": json.dumps(mapping)},
+        external=True,
+    )  # fmt: skip
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy alone, in a small environment."""
+    check_style(session, tool_environment(session, "lint", LINT_TOOLS))
+
+
+def check_style(session: nox.Session, python: Path) -> None:
+    for command in (
+        ("ruff", "check", "."),
+        ("ruff", "format", "--check", "."),
+        ("mypy",),
+    ):
+        session.run(str(python), "-m", *command, external=True)
+
+
+def requirements() -> dict[str, dict[str, Any]]:
+    """The environments of compat.toml: requirements, pins and overrides by name."""
+    compat = nox.project.load_toml(ROOT / "compat.toml")
+    found = {}
+    for package, entries in compat.items():
+        for entry in entries:
+            distribution = entry.get("distribution", package)
+            found[f"{package}-{entry['version']}"] = {
+                "python": entry["python"],
+                "install": [f"{distribution}=={entry['version']}", *entry["pins"]],
+                "overrides": entry.get("overrides", []),
+            }
+    return found
+
+
+def environment(session: nox.Session, name: str, extra: tuple[str, ...] = ()) -> Path:
+    """The Python of environment ``name``, built if it is not there as declared."""
+    wanted = requirements()[name]
+    if extra:
+        wanted = {**wanted, "install": [*wanted["install"], *extra]}
+        name = f"{name}-driver"
+    return build(session, name, wanted)
+
+
+def tool_environment(session: nox.Session, name: str, install: tuple[str, ...]) -> Path:
+    return build(
+        session, name, {"python": "3.11", "install": list(install), "overrides": []}
+    )
+
+
+def build(session: nox.Session, name: str, wanted: Mapping[str, Any]) -> Path:
+    folder = ENVIRONMENTS / name
+    python = folder / "bin" / "python"
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    mark = folder / ".specshim-built"
+    if mark.is_file() and mark.read_text() == digest:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    uv(session, "venv", "--python", wanted["python"], str(folder))
+    overrides = folder / "overrides.txt"
+    overrides.write_text("\n".join(wanted["overrides"]) + "\n")
+    uv(
+        session, "pip", "install", "--python", str(python),
+        "--override", str(overrides), *wanted["install"],
+    )  # fmt: skip
+    mark.write_text(digest)
+    return python
+
+
+def install_specshim(session: nox.Session, python: Path) -> None:
+    """Install this tree, not editable: what users get, entry point included."""
+    uv(
+        session, "pip", "install", "--python", str(python),
+        "--reinstall-package", "specshim", str(ROOT),
+    )  # fmt: skip
+
+
+def uv(session: nox.Session, *arguments: str) -> None:
+    """Run the uv beside this nox, or the one on PATH, quietly."""
+    here = str(Path(sys.executable).parent)
+    program = shutil.which("uv", path=os.pathsep.join([here, os.environ["PATH"]]))
+    if program is None:
+        session.error("uv is missing: install it beside nox (pip install nox uv)")
+    session.run(
+        program, "-q", *arguments, external=True, env=cache_beside_environments()
+    )
+
+
+def cache_beside_environments() -> dict[str, str]:
+    """Hard links need one file system: elsewhere, the cache goes next to them."""
+    home = Path(os.environ.get("UV_CACHE_DIR", Path.home() / ".cache"))
+    while not home.exists():
+        home = home.parent
+    if home.stat().st_dev == ROOT.stat().st_dev:
+        return {}
+    return {"UV_CACHE_DIR": str(ROOT / ".nox" / "uv-cache")}

@@ -1,0 +1,1 @@
+"""Faults of hs_connectors: one module each, named after the symptom."""

@@ -1,0 +1,1 @@
+"""Faults of speculators: one module each, named after the symptom."""

@@ -1,0 +1,1 @@
+"""Faults of vllm: one module each, named after the symptom."""

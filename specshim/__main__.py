@@ -1,0 +1,64 @@
+"""The command line: finds the subcommand's module and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+from specshim import __version__
+
+# name: (module with add_arguments(parser) and run(args) -> exit status, help)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "plan": ("specshim.commands.plan", "what would be done for a model, and why"),
+    "doctor": ("specshim.commands.doctor", "what is installed, armed, and missing"),
+    "list": ("specshim.commands.listing", "every patch and its verdict here"),
+    "explain": ("specshim.commands.explain", "one patch: symptom, cause, fix"),
+    "verify": ("specshim.verify", "compare a running server with transformers"),
+    "demo": ("specshim.demo", "the main job on a tiny model on this machine"),
+}
+UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    try:
+        parser = argparse.ArgumentParser(prog="specshim", description=__doc__)
+        parser.add_argument(
+            "--version", action="version", version=f"specshim {__version__}"
+        )
+        subparsers = parser.add_subparsers(
+            dest="command", metavar="COMMAND", required=True
+        )
+        for name, (module, text) in COMMANDS.items():
+            subparser = subparsers.add_parser(name, help=text, description=text)
+            if name == chosen:
+                import_module(module).add_arguments(subparser)
+        args = parser.parse_args(words)
+        status: int = import_module(COMMANDS[args.command][0]).run(args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (| head); keep the interpreter from flushing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("SPECSHIM_STRICT") == "1":
+            raise
+        print(
+            f"specshim: unexpected {type(error).__name__}: {error}. "
+            "Run again with SPECSHIM_STRICT=1 to see where, and please report it.",
+            file=sys.stderr,
+        )
+        return UNEXPECTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The cache route: stock extraction, with what this vLLM needs to keep it right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specshim import _vllm_facts as facts
+from specshim._draft import Draft, check_backend, kv_transfer
+from specshim._plan_types import Refused, as_mapping, as_size
+
+
+def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
+    """Stock extraction, with what this vLLM needs to start it and keep it right."""
+    check_backend(draft)
+    if draft.request.source == "launcher":
+        _stock_arguments(draft, ids)
+    _stock_can_start(draft)
+    if draft.before(facts.STOCK_SAVES_AT_FINISH):
+        _chunked_prefill_off(draft)
+        if not draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
+            _stock_prefix_caching_off(draft)
+    elif draft.stateful and facts.release(draft.environment.vllm or "") == (
+        facts.STOCK_HYBRID_ZEROS
+    ):
+        draft.warnings.append(
+            "The stock connector of vLLM 0.24 saves all-zero states for "
+            f"{draft.model.summary} models (fixed in 0.25); use the route tap."
+        )
+    if draft.environment.platform == "cpu":
+        draft.warnings.append(
+            "Stock extraction has failed on the CPU in every release that was tried; "
+            "use the route tap."
+        )
+    if as_size(draft.options.get("pipeline_parallel_size")) > 1:
+        draft.warnings.append(
+            "Stock extraction is not known to start with pipeline parallelism."
+        )
+
+
+def _stock_arguments(draft: Draft, ids: tuple[int, ...]) -> None:
+    """What the script of speculators passes."""
+    for option in ("spec_method", "spec_model", "spec_tokens"):
+        draft.remove(option, "--speculative-config says it")
+    draft.set(
+        "speculative_config",
+        _speculative_config(draft, ids),
+        "asks vLLM for the hidden states of these layers",
+    )
+    if draft.request.backend == "file":
+        kv = kv_transfer(draft, {"kv_connector": facts.STOCK_CONNECTOR})
+    else:
+        kv = _backend_kv_transfer(draft)
+    draft.set("kv_transfer_config", kv, "the stock connector saves them")
+
+
+def _speculative_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:
+    given = as_mapping(draft.options.get("speculative_config")) or {}
+    user = {key.replace("-", "_"): value for key, value in given.items()}
+    model = as_mapping(user.pop("draft_model_config", None)) or {}
+    config = as_mapping(model.get("hf_config")) or {}
+    return {
+        **facts.extraction(ids),
+        **user,
+        "draft_model_config": {
+            **model,
+            "hf_config": {**config, facts.LAYER_IDS_KEY: list(ids)},
+        },
+    }
+
+
+def _backend_kv_transfer(draft: Draft) -> dict[str, Any]:
+    backend, built = draft.request.backend, draft.request.backend_config
+    user = as_mapping(draft.options.get("kv_transfer_config")) or {}
+    if built is None:
+        raise Refused(
+            f"The backend {backend} is built by hs_connectors, which is not installed "
+            "in this environment; install it next to vLLM."
+        )
+    if user.get("kv_connector") is not None:
+        raise Refused(
+            f"--hidden-states-backend {backend} and the kv_connector in "
+            "--kv-transfer-config contradict each other; drop one of the two."
+        )
+    extra = as_mapping(user.get("kv_connector_extra_config")) or {}
+    theirs = as_mapping(built.get("kv_connector_extra_config")) or {}
+    return {**built, **user, "kv_connector_extra_config": {**theirs, **extra}}
+
+
+def _stock_can_start(draft: Draft) -> None:
+    option, flag = "disable_hybrid_kv_cache_manager", "hybrid-kv-cache-manager"
+    without_hma = draft.before(facts.CONNECTOR_DECLARES_HMA)
+    if draft.stateful and without_hma:
+        raise Refused(
+            f"Stock extraction cannot start a {draft.model.summary} model before vLLM "
+            "0.22, whose connector has no hybrid KV cache manager; use the route tap "
+            "(--specshim-route tap)."
+        )
+    if draft.stateful and draft.on(option):
+        raise Refused(
+            f"--disable-{flag} keeps a {draft.model.summary} model from starting; "
+            "leave the flag out."
+        )
+    if without_hma and not draft.unset(option) and not draft.on(option):
+        raise Refused(
+            f"--no-disable-{flag} contradicts the stock connector before vLLM 0.22, "
+            "which does not support it; leave the flag out or use the route tap."
+        )
+
+
+def _chunked_prefill_off(draft: Draft) -> None:
+    insists = not draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL)
+    if draft.unset("enable_chunked_prefill"):
+        draft.set(
+            "enable_chunked_prefill",
+            False,
+            "the stock connector of vLLM 0.22 and 0.23 refuses to start with it"
+            if insists
+            else "the stock connector before vLLM 0.22 loses the last rows of a "
+            "prompt that is prefilled in chunks",
+        )
+    elif draft.on("enable_chunked_prefill"):
+        if insists:
+            raise Refused(
+                "--enable-chunked-prefill contradicts the stock connector of vLLM 0.22 "
+                "and 0.23, which refuses to start with it; leave the flag out or use "
+                "the route tap."
+            )
+        draft.warnings.append(
+            "You asked for chunked prefill: the stock connector before vLLM 0.22 "
+            "loses the last rows of a prompt that is prefilled in chunks."
+        )
+
+
+def _stock_prefix_caching_off(draft: Draft) -> None:
+    shifted = (
+        "the stock connector of vLLM 0.22 and 0.23 saves rows of other requests for "
+        "a prompt with a cached prefix"
+    )
+    if draft.unset("enable_prefix_caching"):
+        draft.set("enable_prefix_caching", False, shifted)
+    elif draft.on("enable_prefix_caching"):
+        if draft.stateful:
+            raise Refused(
+                f"Prefix caching on a {draft.model.summary} model needs chunked "
+                "prefill, which the stock connector of vLLM 0.22 and 0.23 refuses; "
+                "leave --enable-prefix-caching out or use the route tap."
+            )
+        draft.warnings.append(f"You asked for prefix caching, but {shifted}.")

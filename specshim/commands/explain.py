@@ -1,0 +1,51 @@
+"""``specshim explain ID``: symptom, cause, fix, and whether it applies here."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import textwrap
+
+from specshim.patching.report import Row, installed_versions, rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", help="as specshim list shows it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = {row.patch.id: row for row in rows(installed_versions())}
+    if args.id not in found:
+        near = difflib.get_close_matches(args.id, found, n=1)
+        hint = f"did you mean {near[0]}?" if near else "specshim list shows all."
+        print(f"specshim: there is no patch {args.id!r}; {hint}", file=sys.stderr)
+        return 2
+    row = found[args.id]
+    print(json.dumps(row.as_data(), indent=2) if args.json else _text(row))
+    return 0
+
+
+def _text(row: Row) -> str:
+    patch = row.patch
+    fix = (sys.modules[patch.targets[0].wrapper.__module__].__doc__ or "").strip()
+    lines = (
+        ("Id", patch.id),
+        ("Summary", patch.summary),
+        ("Symptom and cause", patch.why),
+        ("Fix", patch.targets[0].wrapper.__doc__ or fix),
+        ("Affects", f"{patch.package} {patch.affects}"),
+        ("Here", f"{row.verdict}. {row.reason}"),
+        ("Targets", ", ".join(target.name for target in patch.targets)),
+        ("Means", f"{patch.rung}. {patch.why_not_lower}".strip()),
+        ("Processes", ", ".join(patch.processes)),
+        ("Upstream", ", ".join(patch.upstream) or "none"),
+        ("Can go when", patch.remove_when or "never; it is a hook of specshim"),
+        ("Switch off", f"SPECSHIM_DISABLE={patch.id}"),
+    )
+    return "\n".join(
+        f"{key}: {textwrap.shorten(' '.join(value.split()), 10_000)}"
+        for key, value in lines
+    )

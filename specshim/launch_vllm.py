@@ -1,0 +1,175 @@
+"""Start ``vllm serve`` with hidden-state extraction: a drop-in for the launcher
+script of speculators, same flags, on the route that works for the model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any, NoReturn
+
+from specshim import _vllm_facts as facts
+from specshim._launch import Launch, build_launch, describe, storage_path
+from specshim._storage import storage_problem
+from specshim.detect import ModelNotFound, detect_environment, detect_model
+
+DESCRIPTION = """\
+Launch vLLM for the extraction of hidden states. Flags that are not listed here,
+before or after --, go to vLLM."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The launcher's own flags, shared with ``specshim plan``."""
+    parser.add_argument("model", help="name or path of the model")
+    parser.add_argument(
+        "--hidden-states-path",
+        help="folder that the hidden states are saved to (default: /tmp/hidden_states)",
+    )
+    parser.add_argument(
+        "--hidden-states-backend",
+        default="file",
+        metavar="BACKEND",
+        help=f"how they travel: {', '.join(facts.BACKENDS)} (default: file)",
+    )
+    parser.add_argument(
+        "--target-layer-ids",
+        type=int,
+        nargs="*",
+        metavar="ID",
+        help="layers to extract; 0 is the embeddings, N the last layer of N (default: "
+        "2, N//2, N-3, N). Pass the same ids to training.",
+    )
+    parser.add_argument(
+        "--include-last-layer",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="append the last layer to --target-layer-ids (default: yes)",
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="passed on to vLLM; the launcher itself runs no code of the model",
+    )
+    parser.add_argument(
+        "--specshim-route",
+        choices=("auto", "tap", "cache"),
+        default="auto",
+        help="tap: record layer outputs; cache: vLLM's stock extraction; auto "
+        "(default): SPECSHIM_ROUTE, or tap wherever it can work",
+    )
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first ``--`` and what stands behind it."""
+    if "--" not in argv:
+        return list(argv), []
+    place = list(argv).index("--")
+    return list(argv[:place]), list(argv[place + 1 :])
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The launcher's flags and vLLM's arguments; exits with 2 on a usage error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m specshim.launch_vllm",
+        description=DESCRIPTION,
+        usage="%(prog)s MODEL [options] [-- VLLM_ARGS]",
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command without running it"
+    )
+    before, after = split_arguments(argv)
+    args, unknown = parser.parse_known_args(before)
+    if args.hidden_states_backend in facts.HS_CONNECTORS_BACKENDS:
+        backend = _registered_backend(args.hidden_states_backend)
+        if backend is not None:
+            backend.add_launch_args(parser)
+            parser.set_defaults(hidden_states_path=facts.LAUNCHER_STORAGE)
+            args, unknown = parser.parse_known_args(before)
+            if args.specshim_route != "tap":
+                args.backend_config = backend.build_kv_transfer_config(args)
+    for flag in unknown:
+        if flag.startswith("--specshim"):
+            parser.error(f"unrecognized argument: {flag}")
+    return args, unknown + after
+
+
+def _registered_backend(name: str) -> Any:
+    """The backend as hs_connectors registers it; None where that is not installed."""
+    try:
+        from hs_connectors import HiddenStatesBackend  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return dict(HiddenStatesBackend.registry).get(name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launcher; returns only where vLLM is not started."""
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except Exception as error:
+        if os.environ.get("SPECSHIM_STRICT") == "1":
+            raise
+        return _fail(
+            f"unexpected {type(error).__name__}: {error}. Please report this with the "
+            "output of `specshim doctor`; SPECSHIM_STRICT=1 shows the traceback."
+        )
+
+
+def _run(argv: Sequence[str]) -> int:
+    args, vllm_args = parse(argv)
+    environment = detect_environment()
+    try:
+        model = detect_model(args.model)
+    except ModelNotFound as error:
+        hint = (
+            " The model comes first, then the flags." if argv[0] != args.model else ""
+        )
+        return _fail(f"{error}{hint}")
+    launch = build_launch(environment, model, args, vllm_args)
+    for line in describe(launch):
+        print(f"specshim: {line}", file=sys.stderr)
+    if launch.refusal:
+        return 2
+    path = storage_path(launch)
+    problem = storage_problem(path, create=not args.dry_run) if path else None
+    problem = problem or _plugin_problem(launch)
+    if problem and not args.dry_run:
+        return _fail(problem)
+    if problem:
+        print(f"specshim: warning: {problem}", file=sys.stderr)
+    print("Running command:")
+    print(shlex.join(launch.command), flush=True)
+    if args.dry_run:
+        return 0
+    sys.stderr.flush()
+    os.environ.update(launch.variables)
+    _execute(launch.command)
+
+
+def _plugin_problem(launch: Launch) -> str | None:
+    """A sentence where vLLM's processes would not find specshim's plugin."""
+    plugins = entry_points(group="vllm.general_plugins")
+    if launch.plan.route != "tap" or "specshim" in plugins.names:
+        return None
+    return (
+        "specshim can be imported here but is not installed, so vLLM's processes would "
+        "not load its plugin; install it with `pip install specshim`."
+    )
+
+
+def _execute(command: tuple[str, ...]) -> NoReturn:
+    os.execvp(command[0], command)
+
+
+def _fail(sentence: str) -> int:
+    print(f"specshim: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Every declaration with its verdict for what is installed, without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specshim.patching import gate
+from specshim.patching.declaration import Patch
+from specshim.patching.form import form_in_tree
+
+
+@dataclass(frozen=True)
+class Row:
+    """One declaration, and what becomes of it here.
+
+    ``verdict`` is APPLY, NOT_NEEDED, REFUSED, OFF (a variable), or ABSENT (its
+    package is not installed).
+    """
+
+    patch: Patch
+    version: str | None
+    verdict: str
+    reason: str
+
+    def as_data(self) -> dict[str, object]:
+        patch = self.patch
+        return {
+            "id": patch.id,
+            "kind": patch.kind,
+            "package": patch.package,
+            "installed": self.version,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "summary": patch.summary,
+            "why": patch.why,
+            "affects": str(patch.affects),
+            "upstream": list(patch.upstream),
+            "targets": [target.name for target in patch.targets],
+            "processes": list(patch.processes),
+            "rung": patch.rung,
+            "why_not_lower": patch.why_not_lower,
+            "remove_when": patch.remove_when,
+        }
+
+
+def rows(versions: Mapping[str, str | None]) -> tuple[Row, ...]:
+    """A row for each declaration. ``versions``: by package, None where absent."""
+    from specshim.patching.catalogue import everything
+
+    return tuple(_row(patch, versions.get(patch.package)) for patch in everything())
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Versions of the packages that declarations touch, as detection found them."""
+    from specshim.detect import detect_environment
+
+    here = detect_environment()
+    return {
+        "vllm": here.vllm,
+        "speculators": here.speculators,
+        "hs_connectors": here.hs_connectors,
+    }
+
+
+def _row(patch: Patch, version: str | None) -> Row:
+    off = gate.switched_off(patch, os.environ)
+    if off:
+        return Row(patch, version, "OFF", off)
+    root = _root_of(patch.package)
+    if root is None:
+        return Row(patch, None, "ABSENT", f"{patch.package} is not installed.")
+    verdict = judge_tree(patch, version, root)
+    return Row(patch, version, verdict.kind, verdict.reason)
+
+
+def judge_tree(patch: Patch, version: str | None, root: Path) -> gate.Verdict:
+    """The verdict on ``patch`` against the sources under ``root``."""
+    forms = {t.name: form_in_tree(root, t.module, t.qualname) for t in patch.targets}
+    return gate.judge(patch, version, forms)
+
+
+def _root_of(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent.parent

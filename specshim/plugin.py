@@ -1,0 +1,17 @@
+"""The entry point in vllm.general_plugins: every vLLM process calls register()."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Arm specshim's hooks and patches in this vLLM process.
+
+    Re-entrant, and raises only under SPECSHIM_STRICT=1. vLLM calls it in the
+    frontend, the engine core, each worker and the model-inspection subprocess,
+    in some of them twice.
+    """
+    from specshim import install
+    from specshim.patching import contained
+
+    with contained("the vLLM plugin"):
+        install()

@@ -1,0 +1,152 @@
+"""Carries the plan out where every vLLM server configures its engine.
+
+``EngineArgs.create_engine_config`` is what ``vllm serve``, headless nodes, several
+API servers, data parallel ranks and ``LLM`` all call, in every release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target, original
+
+if TYPE_CHECKING:
+    from specshim.detect import ModelFacts
+    from specshim.planning import LaunchPlan
+
+# Stock, and ours: a request for the tap by name is completed in the same way.
+CONNECTORS = ("ExampleHiddenStatesConnector", "TapConnector")
+ROUTES = ("auto", "tap", "cache")
+
+logger = logging.getLogger("vllm.specshim")
+
+
+def create_engine_config(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Plan for servers that extract; any other call goes straight to vLLM.
+
+    Raises:
+        ValueError: the plan refuses the request; the message is its sentence.
+    """
+    from specshim.engine_args import connector_of, with_changes
+
+    if connector_of(instance) not in CONNECTORS:
+        return wrapped(*args, **kwargs)
+    decided = decide(instance)
+    if decided.refusal:
+        raise ValueError(f"specshim: {decided.refusal}")
+    if decided.route == "none":
+        return wrapped(*args, **kwargs)
+    if _speaks_for_the_server(instance):
+        _announce(decided)
+    if not decided.changes:
+        return wrapped(*args, **kwargs)
+    # Several API servers plan again from the same arguments, so the plan goes
+    # onto a copy, and vLLM's own method runs on that copy.
+    changed = with_changes(instance, decided.changes)
+    method = original(REROUTE.id).__get__(changed, type(changed))
+    return method(*args, **kwargs)
+
+
+def decide(engine_args: Any) -> LaunchPlan:
+    """The plan for these EngineArgs in this environment.
+
+    Raises:
+        ValueError: SPECSHIM_ROUTE is unknown, or the model cannot be read.
+    """
+    from specshim.detect import detect_environment
+    from specshim.engine_args import given_options
+    from specshim.planning import Request, plan
+
+    route = os.environ.get("SPECSHIM_ROUTE") or "auto"
+    if route not in ROUTES:
+        raise ValueError(
+            f"specshim: SPECSHIM_ROUTE={route} is no route; set it to one of "
+            f"{', '.join(ROUTES)}."
+        )
+    request = Request(
+        source="engine_args", route=route, options=given_options(engine_args)
+    )
+    return plan(detect_environment(), _model_facts(engine_args), request)
+
+
+def _model_facts(engine_args: Any) -> ModelFacts:
+    from specshim.detect import ModelNotFound, detect_model
+
+    model = getattr(engine_args, "hf_config_path", None) or engine_args.model
+    try:
+        return detect_model(model)
+    except ModelNotFound as error:
+        folder = _download_config(model, engine_args)
+        if folder is None:
+            raise ValueError(
+                f"specshim: {error} SPECSHIM=0 starts the server without specshim."
+            ) from None
+    return dataclasses.replace(detect_model(folder), name=model)
+
+
+def _download_config(model: str, engine_args: Any) -> str | None:
+    """The cache folder of the hub model's config.json, which vLLM needs next."""
+    if Path(model).exists():
+        return None
+    try:
+        import huggingface_hub
+    except ImportError:
+        return None
+    try:
+        path = huggingface_hub.hf_hub_download(
+            model,
+            "config.json",
+            revision=getattr(engine_args, "revision", None),
+            token=getattr(engine_args, "hf_token", None),
+        )
+    except (OSError, ValueError):  # what the hub client raises, offline included
+        return None
+    return str(Path(path).parent)
+
+
+def _speaks_for_the_server(engine_args: Any) -> bool:
+    """False in the API servers that a parent started: the parent has said it.
+
+    vLLM numbers them from 0 and the parent -1; a lone server is number 0 of 1.
+    """
+    count = getattr(engine_args, "_api_process_count", 1)
+    rank = getattr(engine_args, "_api_process_rank", 0)
+    return count == 1 or rank < 0
+
+
+def _announce(decided: LaunchPlan) -> None:
+    logger.info("specshim: route %s. %s", decided.route, decided.reason)
+    for warning in decided.warnings:
+        logger.warning("specshim: %s", warning)
+
+
+REROUTE = Patch(
+    id="reroute",
+    kind="hook",
+    summary="plans for servers that extract hidden states, when they are configured",
+    why=(
+        "A server started without specshim's launcher would extract by the stock "
+        "road; here its arguments are complete and no engine exists yet."
+    ),
+    upstream=(),
+    affects=SpecifierSet(">=0.17.0,<=0.32.0"),
+    targets=(
+        Target(
+            name="vllm.engine.arg_utils.EngineArgs.create_engine_config",
+            wrapper=create_engine_config,
+            forms=(Fingerprint(parameters=("self", "usage_context", "headless")),),
+        ),
+    ),
+    processes=("frontend",),
+)
+
+HOOKS = (REROUTE,)

@@ -1,0 +1,245 @@
+"""vLLM's KV connector interface over the tap: it stores states and never touches KV."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.sampling_params import RequestOutputKind
+
+from specshim._version import __version__
+from specshim.tap.layers import TapRefused
+from specshim.tap.samples import Samples, StepSamples
+from specshim.tap.sink import FileSink
+from specshim.tap.worker import TapWorker, WorkerSettings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger("vllm.specshim")
+
+TAPS = "_specshim_taps"  # attribute of the worker's VllmConfig
+
+
+@dataclass
+class TapMetadata(KVConnectorMetadata):
+    """What the scheduler tells the worker about one step."""
+
+    step: StepSamples = field(default_factory=StepSamples)
+
+
+def layer_ids_of(vllm_config: VllmConfig) -> tuple[int, ...]:
+    """The layer ids of a tapped server, from ``additional_config["specshim"]``.
+
+    Raises:
+        TapRefused: there are none.
+    """
+    additional = vllm_config.additional_config
+    ours = additional.get("specshim") if isinstance(additional, Mapping) else None
+    ids = ours.get("layer_ids") if isinstance(ours, Mapping) else None
+    if not ids:
+        raise TapRefused(
+            "the tap connector needs the layer ids in additional_config, as "
+            '{"specshim": {"tap": 1, "layer_ids": [...]}}; start the server with '
+            "python -m specshim.launch_vllm"
+        )
+    return tuple(int(layer_id) for layer_id in ids)
+
+
+class TapConnector(KVConnectorBase_V1, SupportsHMA):
+    """Streams tapped hidden states to files; holds no KV block and delays none."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: Any = None,
+    ) -> None:
+        super().__init__(
+            vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config
+        )
+        self._config = vllm_config
+        self._layer_ids = layer_ids_of(vllm_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._extra: dict[str, Any] = dict(extra or {})
+        self._worker: TapWorker | None = None
+        self._samples: Samples | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._samples = Samples(
+                self._extra.get("shared_storage_path", "/tmp"),
+                allow_custom_path=bool(
+                    self._extra.get("allow_custom_save_path", False)
+                ),
+                sync=bool(self._extra.get("sync", False)),
+            )
+
+    # Worker side
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Called once per worker when its caches exist: the server is about to start.
+
+        Raises:
+            TapRefused: this worker's model is not tapped.
+        """
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        taps = getattr(self._config, TAPS, None)
+        if taps is None:
+            raise TapRefused(
+                "this worker's model is not tapped: specshim's plugin was not loaded in "
+                "it. Install specshim in the environment that vLLM runs in, and list it "
+                "in VLLM_PLUGINS if that variable is set (and leave SPECSHIM unset)"
+            )
+        if taps.layer_ids != self._layer_ids:
+            raise TapRefused(
+                f"the model is tapped at layers {list(taps.layer_ids)}, the connector "
+                f"wants {list(self._layer_ids)}"
+            )
+        if get_tensor_model_parallel_rank() != 0:
+            return  # rank 0 holds the same rows and writes them
+        settings = WorkerSettings(
+            threads=int(self._extra.get("num_writer_threads", WorkerSettings.threads)),
+            max_backlog_bytes=int(
+                self._extra.get("max_backlog_bytes", WorkerSettings.max_backlog_bytes)
+            ),
+            max_backlog_seconds=float(
+                self._extra.get(
+                    "max_backlog_seconds", WorkerSettings.max_backlog_seconds
+                )
+            ),
+            sync=bool(self._extra.get("sync", False)),
+        )
+        self._worker = TapWorker(taps, self._sink(taps), settings)
+
+    def _sink(self, taps: Any) -> FileSink:
+        from vllm import __version__ as vllm_version
+
+        return FileSink(
+            slots=taps.rows.shape[1],
+            hidden=taps.rows.shape[2],
+            dtype=str(taps.rows.dtype).removeprefix("torch."),
+            metadata={
+                "model": str(self._config.model_config.model),
+                "layer_ids": json.dumps(list(self._layer_ids)),
+                "vllm": vllm_version,
+                "specshim": __version__,
+                "route": "tap",
+            },
+            lock=bool(self._extra.get("use_synchronization_lock", True)),
+        )
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Before the forward of a step."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin()
+
+    def wait_for_save(self) -> None:
+        """After the forward, or (from 0.31) in a step without one."""
+        if self._worker is None or not self.has_connector_metadata():
+            return
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, TapMetadata)
+        self._worker.step(metadata.step)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing is ever loaded."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is ever loaded."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """The KV cache is not saved."""
+
+    def shutdown(self) -> None:
+        """Complete what is under way."""
+        if self._worker is not None:
+            self._worker.shutdown()
+
+    # Scheduler side
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """No token is ever loaded from outside."""
+        return 0, False
+
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """Nothing is ever loaded."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Note the step's requests and their rows."""
+        assert self._samples is not None
+        starts: dict[str, int] = {}
+        for new in scheduler_output.scheduled_new_reqs:
+            starts[new.req_id] = new.num_computed_tokens
+            token_ids, embeds = new.prompt_token_ids, new.prompt_embeds
+            prompt_rows = len(token_ids) if token_ids is not None else embeds.shape[0]
+            sampling = new.sampling_params
+            self._samples.open(
+                new.req_id,
+                token_ids,
+                prompt_rows,
+                _parameters(sampling),
+                streamed=getattr(sampling, "output_kind", None)
+                == RequestOutputKind.DELTA,
+            )
+        cached = scheduler_output.scheduled_cached_reqs
+        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, count in scheduler_output.num_scheduled_tokens.items():
+            self._samples.schedule(request_id, starts[request_id], count)
+        return TapMetadata(self._samples.take_step())
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Tell the client where its file is; the blocks are free at once."""
+        from vllm.v1.request import RequestStatus
+
+        assert self._samples is not None
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        parameters = self._samples.finish(
+            request.request_id, request.all_token_ids, aborted
+        )
+        self._hand_over_in_process()
+        return False, parameters
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As :meth:`request_finished`, for the hybrid KV cache manager."""
+        return self.request_finished(request, [])
+
+    def _hand_over_in_process(self) -> None:
+        """Where engine and worker share a process, no later step may come (C4)."""
+        if not has_kv_transfer_group():
+            return
+        connector = get_kv_transfer_group()
+        if isinstance(connector, TapConnector) and connector._worker is not None:
+            assert self._samples is not None
+            ended = self._samples.take_ended()
+            for request_id, closed in ended.closed.items():
+                connector._worker.close(request_id, closed)
+            for request_id, reason in ended.dropped.items():
+                connector._worker.drop(request_id, reason)
+
+
+def _parameters(sampling_params: Any) -> dict[str, Any]:
+    """A request's ``kv_transfer_params``; empty where it has none."""
+    extra = getattr(sampling_params, "extra_args", None) or {}
+    parameters = extra.get("kv_transfer_params")
+    return parameters if isinstance(parameters, dict) else {}

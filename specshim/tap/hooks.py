@@ -1,0 +1,67 @@
+"""The one hook point of the tap: a worker has loaded its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target
+
+MODULE = "specshim.tap.connector"
+
+
+def load_model(
+    wrapped: Callable[..., Any],
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Load the model, then tap it where the server is a tapped one.
+
+    Raises:
+        TapRefused: the model cannot be tapped; the server must not start.
+    """
+    result = wrapped(*args, **kwargs)
+    transfer = instance.vllm_config.kv_transfer_config
+    if getattr(transfer, "kv_connector_module_path", None) == MODULE:
+        _tap(instance)
+    return result
+
+
+def _tap(worker: Any) -> None:
+    from vllm.config import set_current_vllm_config
+
+    from specshim.tap.connector import TAPS, layer_ids_of
+    from specshim.tap.rows import watch_batches
+    from specshim.tap.taps import install_taps
+
+    config = worker.vllm_config
+    with set_current_vllm_config(config):
+        taps = install_taps(worker.model_runner, config, layer_ids_of(config))
+    watch_batches(worker.model_runner)
+    object.__setattr__(config, TAPS, taps)
+
+
+LOADED_MODEL = Patch(
+    id="tap-loaded-model",
+    kind="hook",
+    summary="records decoder-layer outputs on servers of the tap route",
+    why=(
+        "The layers must be wrapped in every worker after the weights are loaded and "
+        "before the first forward is compiled, and no connector method is called then."
+    ),
+    upstream=(),
+    affects=SpecifierSet(">=0.17.0,<=0.32.0"),
+    targets=(
+        Target(
+            name="vllm.v1.worker.gpu_worker.Worker.load_model",
+            wrapper=load_model,
+            forms=(Fingerprint(parameters=("self",), contains=("self.model_runner",)),),
+        ),
+    ),
+    processes=("worker",),
+)
+
+HOOKS = (LOADED_MODEL,)

@@ -1,0 +1,172 @@
+"""Installing the taps on a loaded model: buffers, start-up proof, wrapped layers."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specshim.tap.layers import Forward, TapRefused, eagerly, find_decoder_layers
+from specshim.tap.ops import tap
+from specshim.tap.probe import Proof, prove
+from specshim.tap.streams import Stream
+
+logger = logging.getLogger("vllm.specshim")
+
+# Few, so that the proof is quick, and odd, so that it is no model's dimension.
+_PROOF_TOKENS = 17
+
+
+@dataclass
+class Taps:
+    """The taps of one worker's model.
+
+    Attributes:
+        runner: the model runner whose forward fills the buffers.
+        layer_ids: as requested, duplicates kept; slot j of the buffers is layer_ids[j].
+        rows: [max_num_batched_tokens, slots, hidden] in the model's dtype; row t is the
+            t-th token of the step's batch.
+        runs: int32 [slots]; how often each tap ran since it was last set to zero.
+        stage_rows, stage_runs: where a step's rows wait for the bus while the next
+            forward overwrites ``rows``; None on the CPU. Allocated here, before vLLM
+            profiles its memory, so that the KV cache is sized around them.
+        readings: what the proof found, for the log: layer id -> reading.
+    """
+
+    runner: Any
+    layer_ids: tuple[int, ...]
+    rows: torch.Tensor
+    runs: torch.Tensor
+    stage_rows: torch.Tensor | None
+    stage_runs: torch.Tensor | None
+    readings: dict[int, str]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Taps:
+        return self  # a copied config still speaks of the one model in this process
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return type(None), ()  # and in another process there are none
+
+
+def _dummy_forward(runner: Any, tokens: int) -> Callable[[], object]:
+    """One eager forward without caches, as the runner's own profile run makes it."""
+    parameters = inspect.signature(runner._dummy_run).parameters
+    options = {"is_profile": True, "skip_attn": True}  # skip_attn: model runner V2
+    given = {name: value for name, value in options.items() if name in parameters}
+
+    def run() -> object:
+        return runner._dummy_run(tokens, **given)
+
+    return run
+
+
+def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int]) -> None:
+    """Refuse where tensor-parallel ranks hold different rows (partial sums, shards)."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return
+    for layer_id in sorted({i for i in layer_ids if i > 0}):
+        stream = proof.streams[layer_id - 1].value(proof.outputs[layer_id - 1])
+        every = group.all_gather(stream.contiguous().unsqueeze(0), dim=0).float()
+        finite = every.isfinite().all(dim=0)
+        spread = (every - every[0]).abs()[:, finite]
+        scale = every[:, finite].abs()
+        if not bool(finite.any()) or float(spread.max()) > 0.05 * float(scale.max()):
+            raise TapRefused(
+                f"layer id {layer_id} cannot be tapped with tensor parallel size "
+                f"{group.world_size}: the ranks hold different rows after layer "
+                f"{layer_id - 1} (partial sums or token shards); use tensor parallel "
+                "size 1, and please report this model"
+            )
+
+
+def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Taps:
+    """Tap the runner's loaded model; call before its first forward.
+
+    Raises:
+        TapRefused: the proof failed; nothing is changed then.
+    """
+    model = runner.get_model() if hasattr(runner, "get_model") else runner.model
+    config = vllm_config.model_config
+    hidden, count = config.get_hidden_size(), config.get_total_num_hidden_layers()
+    most = vllm_config.scheduler_config.max_num_batched_tokens
+    tokens = min(_PROOF_TOKENS, most)
+    run = _dummy_forward(runner, tokens)
+    with eagerly(model):
+        layers = find_decoder_layers(model, count, run)
+        proof = prove(model, layers, layer_ids, hidden, tokens, run)
+    _check_ranks_agree(proof, layer_ids)
+
+    shape = (most, len(layer_ids), hidden)
+    rows = torch.zeros(shape, dtype=config.dtype, device=runner.device)
+    runs = torch.zeros(len(layer_ids), dtype=torch.int32, device=runner.device)
+    staged = rows.device.type != "cpu"
+    taps = Taps(
+        runner=runner,
+        layer_ids=tuple(layer_ids),
+        rows=rows,
+        runs=runs,
+        stage_rows=torch.empty_like(rows) if staged else None,
+        stage_runs=torch.empty_like(runs) if staged else None,
+        readings={i: str(proof.streams[i - 1]) for i in layer_ids},
+    )
+    slots: dict[int, list[int]] = {}
+    for slot, layer_id in enumerate(layer_ids):
+        slots.setdefault(layer_id - 1, []).append(slot)
+    for index, stream in ((i, proof.streams[i]) for i in slots):
+        if index >= 0:
+            module = layers.modules[index]
+            wrap = _output_tap(taps, stream, tuple(slots[index]))
+            module.forward = wrap(module.forward)  # type: ignore[method-assign]
+    if -1 in slots:
+        # Last, so that the first layer's input is recorded before anything else.
+        first = layers.modules[0]
+        wrap = _input_tap(taps, proof, tuple(slots[-1]))
+        first.forward = wrap(first.forward)  # type: ignore[method-assign]
+    logger.debug(
+        "Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings
+    )
+    return taps
+
+
+def _output_tap(
+    taps: Taps, stream: Stream, slots: tuple[int, ...]
+) -> Callable[[Forward], Forward]:
+    rows, runs = taps.rows, taps.runs
+
+    def wrap(forward: Forward) -> Forward:
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            main, residual = stream.parts(output)
+            for slot in slots:
+                tap(rows, runs, main, residual, slot)
+            return output
+
+        return tapped
+
+    return wrap
+
+
+def _input_tap(
+    taps: Taps, proof: Proof, slots: tuple[int, ...]
+) -> Callable[[Forward], Forward]:
+    rows, runs = taps.rows, taps.runs
+    stream, positional, keywords = proof.streams[-1], proof.positional, proof.keywords
+
+    def wrap(forward: Forward) -> Forward:
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            taken = (*args[:positional], *[kwargs[name] for name in keywords])
+            main, residual = stream.parts(taken)
+            for slot in slots:
+                tap(rows, runs, main, residual, slot)
+            return forward(*args, **kwargs)
+
+        return tapped
+
+    return wrap

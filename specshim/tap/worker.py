@@ -1,0 +1,264 @@
+"""The worker's half: rows of each step go from the capture buffer to the sink."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from specshim.tap.backlog import Backlog
+from specshim.tap.rows import RowsUnknown, batch_rows
+from specshim.tap.samples import Closed, Opened, StepSamples
+from specshim.tap.sink import LockUnsupported, SampleWriter, Sink
+from specshim.tap.snapshot import HostRows, Snapshots
+from specshim.tap.taps import Taps
+
+logger = logging.getLogger("vllm.specshim")
+
+_NOT_TAPPED = (
+    "the taps did not run exactly once in the forward that computed its rows, so what "
+    "the buffer holds is not this request's; was a compiled graph without taps reused? "
+    "Remove vLLM's compile cache and restart the server"
+)
+
+
+class _Sample:
+    """One sample being written. The forward's thread adds, writer threads finish."""
+
+    def __init__(self, request_id: str, opened: Opened, writer: SampleWriter) -> None:
+        self.request_id = request_id
+        self.rows = opened.rows
+        self.token_ids = opened.token_ids
+        self.covered = 0
+        self.done = threading.Event()
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._ended = False  # no more rows will come
+        self._failure: str | None = None
+
+    def is_covered(self) -> bool:
+        """Whether all its rows have been handed on; unknown sizes never are."""
+        return self.rows is not None and self.covered >= self.rows
+
+    def add(self) -> None:
+        """One more piece is on its way."""
+        with self._lock:
+            self._pending += 1
+
+    def piece_done(self, failure: str | None) -> None:
+        """A piece is written, or could not be."""
+        with self._lock:
+            self._pending -= 1
+            self._failure = self._failure or failure
+            last = self._take_end()
+        if last:
+            self._finish()
+
+    def end(self, failure: str | None = None) -> None:
+        """No more rows: finish as soon as the pieces under way are done."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            self._failure = self._failure or failure
+            last = self._take_end()
+        if last:
+            self._finish()
+
+    def write(self, start: int, piece: memoryview) -> None:
+        """Hand rows to the sink."""
+        self._writer.write(start, piece)
+
+    def discard(self, reason: str) -> None:
+        """Nobody will be told of this sample: leave nothing behind, complete or not."""
+        self.end(reason)
+        with self._lock:
+            complete = self.done.is_set() and self._failure is None
+        if complete:
+            self._writer.discard()
+
+    def _take_end(self) -> bool:
+        return self._ended and self._pending == 0 and not self.done.is_set()
+
+    def _finish(self) -> None:
+        """Commit or abort; called once, by whichever thread ends the sample."""
+        try:
+            if self._failure is None:
+                assert self.rows is not None
+                try:
+                    self._writer.commit(self.rows, self.token_ids)
+                except OSError as error:
+                    self._failure = f"it could not be completed: {error}"
+            if self._failure is not None:
+                self._writer.abort()
+                logger.warning(
+                    "No hidden states for request %s: %s",
+                    self.request_id,
+                    self._failure,
+                )
+        finally:
+            self.done.set()
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Bounds of the writing side; see ``kv_connector_extra_config`` in the README."""
+
+    threads: int = 8
+    max_backlog_bytes: int = 2 << 30
+    max_backlog_seconds: float = 4.0
+    sync: bool = False
+
+
+class TapWorker:
+    """Follows the steps of the worker that owns the rows (tensor-parallel rank 0)."""
+
+    def __init__(self, taps: Taps, sink: Sink, settings: WorkerSettings) -> None:
+        self._taps = taps
+        self._sink = sink
+        self._settings = settings
+        self._sync = settings.sync
+        self._snapshots = Snapshots(taps)
+        self._backlog = Backlog(
+            settings.max_backlog_bytes, settings.max_backlog_seconds
+        )
+        self._samples: dict[str, _Sample] = {}
+        self._pool = ThreadPoolExecutor(
+            settings.threads, thread_name_prefix="specshim-writer"
+        )
+
+    def begin(self) -> None:
+        """Before a forward: the taps have not run yet."""
+        self._taps.runs.zero_()
+
+    def step(self, step: StepSamples) -> None:
+        """After a step's forward, or in a step without one."""
+        for request_id, opened in step.opened.items():
+            self._open(request_id, opened)
+        completed = self._record(step)
+        for request_id, closed in step.closed.items():
+            self.close(request_id, closed)
+        for request_id, reason in step.dropped.items():
+            self.drop(request_id, reason)
+        if self._sync:
+            for sample in completed:
+                sample.done.wait()
+
+    def _open(self, request_id: str, opened: Opened) -> None:
+        try:
+            writer = self._open_writer(opened.path)
+        except OSError as error:
+            logger.warning("No hidden states for request %s: %s", request_id, error)
+            return
+        self._samples[request_id] = _Sample(request_id, opened, writer)
+
+    def _open_writer(self, path: str) -> SampleWriter:
+        try:
+            return self._sink.open(path, announced=not self._sync)
+        except LockUnsupported as error:
+            logger.warning(
+                "%s; files are completed before the response leaves instead, which "
+                "is slower. Put the hidden-states path on a file system with flock.",
+                error,
+            )
+            self._sync = True
+            return self._sink.open(path, announced=False)
+
+    def _record(self, step: StepSamples) -> list[_Sample]:
+        """Send this step's rows on their way; returns the samples now fully covered."""
+        if not any(request_id in self._samples for request_id in step.scheduled):
+            return []
+        counts = {i: rows.count for i, rows in step.scheduled.items()}
+        try:
+            first_rows = dict(batch_rows(self._taps.runner, counts))
+        except RowsUnknown as error:
+            for request_id in counts:
+                self.drop(request_id, str(error))
+            return []
+        pieces = []  # (sample, first token, first row of the buffer, rows)
+        completed = []
+        for request_id, scheduled in step.scheduled.items():
+            sample = self._samples.get(request_id)
+            if sample is None or sample.is_covered():
+                continue
+            start, count = scheduled.start, scheduled.count
+            if start > sample.covered:
+                self.drop(request_id, f"tokens {sample.covered} to {start} are missing")
+                continue
+            end = start + count
+            wanted = end if sample.rows is None else min(end, sample.rows)
+            if wanted > start:
+                pieces.append((sample, start, first_rows[request_id], wanted - start))
+            sample.covered = max(sample.covered, wanted)
+            if sample.is_covered():
+                completed.append(sample)
+        if pieces:
+            self._submit(pieces)
+        for sample in completed:
+            sample.end()
+        return completed
+
+    def _submit(self, pieces: list[tuple[_Sample, int, int, int]]) -> None:
+        first = min(row for _, _, row, _ in pieces)
+        last = max(row + count for _, _, row, count in pieces)
+        size = (last - first) * self._taps.rows[0].nbytes
+        ticket = self._backlog.admit(size)
+        rows = self._snapshots.take(first, last)
+        left = len(pieces)
+        guard = threading.Lock()
+
+        def piece_written(_: Future[None]) -> None:
+            nonlocal left
+            with guard:
+                left -= 1
+                empty = left == 0
+            if empty:
+                self._backlog.release(ticket)
+
+        for sample, start, row, count in pieces:
+            sample.add()
+            job = self._pool.submit(
+                _write_piece, sample, rows, start, row - first, count
+            )
+            job.add_done_callback(piece_written)
+
+    def close(self, request_id: str, closed: Closed) -> None:
+        """The client is told of the sample; with output tokens, its size is known now."""
+        sample = self._samples.pop(request_id, None)
+        if sample is None or sample.is_covered():
+            return
+        sample.rows, sample.token_ids = closed.rows, closed.token_ids
+        short = sample.covered < closed.rows
+        sample.end(
+            f"only {sample.covered} of {closed.rows} rows arrived" if short else None
+        )
+
+    def drop(self, request_id: str, reason: str) -> None:
+        """The sample will not be completed: leave nothing of it behind."""
+        sample = self._samples.pop(request_id, None)
+        if sample is not None:
+            sample.discard(reason)
+
+    def shutdown(self) -> None:
+        """Finish what is under way; drop what still lacks rows."""
+        for sample in self._samples.values():
+            if not sample.is_covered():
+                sample.end("the server stopped before it was complete")
+        self._pool.shutdown(wait=True)
+
+
+def _write_piece(
+    sample: _Sample, rows: HostRows, start: int, offset: int, count: int
+) -> None:
+    failure = None
+    try:
+        rows.wait()
+        if rows.tapped_once():
+            sample.write(start, rows.bytes_of(offset, count))
+        else:
+            failure = _NOT_TAPPED
+    except Exception as error:  # noqa: BLE001 - the sample fails, the server lives on
+        failure = f"its rows could not be written: {error}"
+    sample.piece_done(failure)

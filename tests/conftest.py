@@ -1,0 +1,97 @@
+"""Fixtures that all tests share: other environments, and an installed specshim.
+
+SPECSHIM_TEST_ENVS maps names of environments to their Pythons, as JSON:
+``{"vllm-0.24.0": "/path/bin/python", "speculators-0.9.0": ...}``. nox sets it from
+compat.toml. Without it the tests that need such an environment are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+VARIABLE = "SPECSHIM_TEST_ENVS"
+
+
+@dataclass(frozen=True)
+class OtherPython:
+    """A Python of another environment, and the variables that it runs with."""
+
+    name: str
+    python: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        timeout: float = 600,
+        cwd: str | Path = "/",
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``python *arguments`` with output captured; never raises for its rc."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")}
+        return subprocess.run(
+            [self.python, *arguments],
+            env={**clean, **self.variables, **(variables or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+        )
+
+    def evaluate(self, code: str, variables: Mapping[str, str] | None = None) -> str:
+        """The stripped standard output of ``code``, which must succeed."""
+        done = self.run("-c", code, variables=variables)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with this tree installed, metadata included."""
+    target = tmp_path_factory.mktemp("site")
+    uv = shutil.which("uv")
+    pip = [uv, "pip"] if uv else [sys.executable, "-m", "uv", "pip"]
+    subprocess.run(
+        [*pip, "install", "-q", "--python", sys.executable, "--target", target, ROOT],
+        check=True,
+    )
+    return target
+
+
+@pytest.fixture(scope="session")
+def here(site: Path) -> OtherPython:
+    """This Python with the installed specshim in front, in fresh processes."""
+    return OtherPython("here", sys.executable, {"PYTHONPATH": str(site)})
+
+
+@pytest.fixture(scope="session")
+def environment(request: pytest.FixtureRequest) -> Callable[[str], OtherPython]:
+    """The Python of the environment with this name, with specshim importable."""
+    known: dict[str, OtherPython] = {}
+
+    def get(name: str) -> OtherPython:
+        if VARIABLE not in os.environ:
+            pytest.skip(f"{VARIABLE} is not set (nox -s tests sets it)")
+        pythons = json.loads(os.environ[VARIABLE])
+        if name not in pythons:
+            pytest.fail(f"{VARIABLE} has no {name}; it has {', '.join(pythons)}")
+        if name not in known:
+            bare = OtherPython(name, pythons[name])
+            found = bare.run("-c", "import specshim.plugin")
+            overlay = {}
+            if found.returncode:
+                overlay["PYTHONPATH"] = str(request.getfixturevalue("site"))
+            known[name] = OtherPython(name, pythons[name], overlay)
+        return known[name]
+
+    return get

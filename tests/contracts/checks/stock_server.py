@@ -1,0 +1,76 @@
+"""A real scheduler with the stock connector, for checks inside a vLLM environment."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+}
+
+
+def stock_arguments(folder: Path, **more: Any) -> dict[str, Any]:
+    """EngineArgs of a server that extracts by the stock road; no weights needed."""
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 4]}}
+    return {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "max_model_len": 128,
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": draft,
+        },
+        "kv_transfer_config": {
+            "kv_connector": "ExampleHiddenStatesConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+        },
+        **more,
+    }
+
+
+def scheduler() -> Any:
+    """vLLM's scheduler for a dense model, with the hidden states' cache layer."""
+    import torch
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+    )
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    arguments = stock_arguments(Path(tempfile.mkdtemp()))
+    transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
+    engine_args = EngineArgs(kv_transfer_config=transfer, **arguments)
+    config = engine_args.create_engine_config()
+    config.cache_config.num_gpu_blocks = 32
+    spec = FullAttentionSpec(
+        block_size=16, num_kv_heads=2, head_size=16, dtype=torch.float32
+    )
+    layers = ["model.layers.0.self_attn.attn", "cache_only_layers.4"]
+    cache = KVCacheConfig(
+        num_blocks=32,
+        kv_cache_tensors=[],  # the scheduler counts blocks, it holds no memory
+        kv_cache_groups=[KVCacheGroupSpec(layers, spec)],
+    )
+    return Scheduler(config, cache, StructuredOutputManager(config), block_size=16)

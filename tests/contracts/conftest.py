@@ -1,0 +1,38 @@
+"""How a contract is tested: one check, on pristine and on patched upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CHECKS = Path(__file__).parent / "checks"
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+class FaultShownError(Exception):
+    """Upstream failed the check, in the way that the patch is there to mend."""
+
+
+@pytest.fixture
+def check(environment: Callable) -> Callable[..., None]:
+    """Run ``checks/NAME.py`` in an environment.
+
+    ``fault`` is what the last line of standard error starts with where upstream
+    shows the fault; any other failure is an error of the check itself.
+    """
+
+    def run(name: str, *, on: str, patched: bool, fault: str) -> None:
+        # The reroute would take the request off the road that is under test.
+        switch = {"SPECSHIM_DISABLE": "reroute"} if patched else {"SPECSHIM": "0"}
+        script = str(CHECKS / f"{name}.py")
+        done = environment(on).run(script, variables={**VARIABLES, **switch})
+        if done.returncode == 0:
+            return
+        last = done.stderr.strip().splitlines()[-1]
+        if last.startswith(fault):
+            raise FaultShownError(last)
+        pytest.fail(f"{name} on {on}: {done.stderr[-3000:]}")
+
+    return run

@@ -1,0 +1,78 @@
+"""``specshim plan``: arguments, text, JSON, exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from launcher_values import launch, model
+
+from specshim.commands.plan import add_arguments, collect, run, text_lines
+from specshim.detect import Environment
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 8,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    main = argparse.ArgumentParser()
+    add_arguments(main.add_subparsers().add_parser("plan"))
+    return main.parse_args(["plan", *argv])
+
+
+def test_vllm_arguments_stand_behind_the_dashes() -> None:
+    args = parse("MODEL", "--vllm", "0.20.1", "--json", "--", "--port", "1", "--json")
+    assert (args.model, args.vllm, args.json) == ("MODEL", "0.20.1", True)
+    assert args.vllm_args == ["--port", "1", "--json"]
+    assert parse("MODEL", "--route", "cache").specshim_route == "cache"
+    assert parse("MODEL").vllm_args == []
+
+
+def test_an_unknown_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse("MODEL", "--jsn")
+    assert stopped.value.code == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+def test_the_report() -> None:
+    made = launch("MODEL", "--", "--speculative_config={}", vllm="0.21.0")
+    report = collect(Environment(vllm="0.21.0"), model(), made)
+    assert json.loads(json.dumps(report))["model"]["num_hidden_layers"] == 8
+    assert report["command"] == list(made.command)
+    removed = [c["option"] for c in report["changes"] if c["removed"]]
+    assert removed == ["speculative_config"]
+
+    lines = list(text_lines(report))
+    assert ("vLLM", "0.21.0") in lines
+    assert ("Route", "tap") in lines
+    assert ("Layer ids", "2 4 5 8") in lines
+    assert lines[-1] == ("Command", shlex.join(made.command))
+
+
+def test_the_report_of_a_refusal() -> None:
+    made = launch("MODEL", "--target-layer-ids", "9")
+    lines = list(text_lines(collect(Environment(), model(), made)))
+    assert lines[-1] == ("Refused", made.refusal)
+
+
+def test_a_model_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("specshim.detect.versions", reason="detection is not there yet")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert run(parse(str(tmp_path), "--vllm", "0.20.1", "--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["versions"]["vllm"], report["route"]) == ("0.20.1", "tap")
+    assert report["model"]["num_hidden_layers"] == 8
+    assert run(parse(str(tmp_path), "--vllm", "0.16.0")) == 2
+    assert "Refused: vLLM 0.16.0 cannot extract" in capsys.readouterr().out
+    assert run(parse(str(tmp_path / "none"))) == 2
+    assert capsys.readouterr().err.startswith("specshim: error: ")

@@ -1,0 +1,37 @@
+"""The plugin in real vLLM processes: twice in each, spawned and forked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.envs
+
+SCRIPTS = Path(__file__).parent / "scripts"
+RELEASES = ["vllm-0.20.1", "vllm-0.24.0", "vllm-0.32.0"]
+SECONDS = 0.3  # what the plugin may add to a process
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_plugin_twice_in_every_process(environment: Callable, release: str) -> None:
+    done = environment(release).run(str(SCRIPTS / "plugin_everywhere.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert set(report) == {"here", "fork", "fork, loaded again", "spawn"}
+    for found in report.values():
+        assert found["depth"] == 1
+        assert found["state"] == "applied"
+        assert found["failures"] == {}
+        assert found["seconds"] < SECONDS
+
+
+@pytest.mark.parametrize("release", ["vllm-0.20.1", "vllm-0.32.0"])
+def test_server_without_extraction_is_left_alone(
+    environment: Callable, release: str
+) -> None:
+    done = environment(release).run(str(SCRIPTS / "untouched.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "said": []}

@@ -1,0 +1,273 @@
+"""Which route is taken, which layers, and the cache route's arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from plan_values import (
+    DENSE,
+    GDN,
+    SLIDING,
+    apply,
+    changed,
+    environment,
+    launcher,
+    model,
+    served,
+    stock_options,
+)
+
+from specshim.planning import Request, plan
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "no hidden states are asked for"),
+        ({"speculative_config": {"method": "eagle3"}}, "no hidden states"),
+        ({"kv_transfer_config": {"kv_connector": "NixlConnector"}}, "left alone"),
+        ({"kv_transfer_config": {"kv_connector": "MultiConnector"}}, "left alone"),
+        (
+            stock_options(
+                kv_transfer_config={"kv_connector": "FP8HiddenStatesConnector"}
+            ),
+            "left alone",
+        ),
+        (
+            {"kv_transfer_config": {"kv_connector": "ExampleHiddenStatesConnector"}},
+            "left to vLLM",
+        ),
+        (stock_options(kv_transfer_config=None), "saves nothing"),
+    ],
+)
+def test_servers_that_do_not_extract_are_left_alone(
+    options: dict[str, Any], reason: str
+) -> None:
+    decision = served(options)
+    assert (decision.route, decision.changes, decision.warnings) == ("none", (), ())
+    assert reason in decision.reason
+    assert decision.refusal is None
+
+
+def test_a_connector_of_that_name_from_elsewhere_is_left_alone() -> None:
+    options = stock_options()
+    options["kv_transfer_config"]["kv_connector_module_path"] = "mine.connector"
+    assert served(options).route == "none"
+
+
+def test_switched_off() -> None:
+    assert launcher(DENSE, variables={"SPECSHIM": "0"}).route == "none"
+    assert served(stock_options(), variables={"SPECSHIM": "0"}).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("route", "variable", "expected"),
+    [
+        ("auto", None, "tap"),
+        ("auto", "", "tap"),
+        ("auto", "cache", "cache"),
+        ("tap", "cache", "tap"),
+        ("cache", "tap", "cache"),
+    ],
+)
+def test_the_flag_goes_before_the_variable(
+    route: str, variable: str | None, expected: str
+) -> None:
+    variables = {} if variable is None else {"SPECSHIM_ROUTE": variable}
+    assert launcher(DENSE, route=route, variables=variables).route == expected
+
+
+def test_missing_hook_points() -> None:
+    lacking = environment(missing_tap_hooks=("vllm.v1.worker.X",))
+    auto = plan(lacking, DENSE, Request(source="launcher"))
+    assert auto.route == "cache"
+    assert "vllm.v1.worker.X" in auto.warnings[0]
+    tap = plan(lacking, DENSE, Request(source="launcher", route="tap"))
+    assert "which lacks vllm.v1.worker.X" in str(tap.refusal)
+
+
+@pytest.mark.parametrize(
+    ("installed", "sentence"),
+    [
+        (environment(None), "vLLM is not installed in this Python environment"),
+        (environment("0.16.0"), "vLLM 0.16.0 cannot extract"),
+        (environment(variables={"SPECSHIM_ROUTE": "x"}), "The route 'x' is unknown"),
+    ],
+)
+def test_environments_that_cannot_extract(installed: Any, sentence: str) -> None:
+    decision = plan(installed, DENSE, Request(source="launcher"))
+    assert sentence in str(decision.refusal)
+    assert plan(installed, DENSE, Request(source="engine_args")).refusal is None
+
+
+def test_a_version_without_a_number_is_planned_as_the_newest() -> None:
+    decision = launcher(GDN, "unknown")
+    assert "disable_hybrid_kv_cache_manager" not in changed(decision)
+    assert "says no release number" in decision.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"layer_ids": (1, 3)}, (1, 3, 8)),
+        ({"layer_ids": (8, 2)}, (8, 2)),
+        ({"layer_ids": (0, 0), "include_last_layer": False}, (0, 0)),
+        ({"include_last_layer": False}, (2, 4, 5, 8)),  # as the upstream script
+    ],
+)
+def test_layer_ids(fields: dict[str, Any], expected: tuple[int, ...]) -> None:
+    assert launcher(DENSE, **fields).layer_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "ids", "sentence"),
+    [
+        (DENSE, (9,), "The layer id 9 is out of range: MODEL has 8 layers"),
+        (DENSE, (-1,), "ids go from 0 (embeddings) to 8 (last layer)"),
+        (DENSE, (), "The list of layer ids is empty"),
+        (DENSE, (True,), "is not an integer"),
+        (model("full_attention", "full_attention"), None, "from 0 (embeddings) to 2"),
+    ],
+)
+def test_layer_ids_that_cannot_be(facts: Any, ids: Any, sentence: str) -> None:
+    assert sentence in str(launcher(facts, layer_ids=ids).refusal)
+
+
+@pytest.mark.parametrize("ids", [[99], [], ["2"], [2.0], [None]])
+def test_layer_ids_of_a_stock_request_are_checked_too(ids: list[Any]) -> None:
+    assert served(stock_options(ids)).refusal
+
+
+@pytest.mark.parametrize("ids", ["24", 3, {"a": 1}, None])
+def test_layer_ids_of_a_stock_request_that_are_no_list(ids: Any) -> None:
+    options = stock_options()
+    config = options["speculative_config"]["draft_model_config"]["hf_config"]
+    config["eagle_aux_hidden_state_layer_ids"] = ids
+    assert served(options).refusal
+
+
+@pytest.mark.parametrize(
+    ("backend", "route", "sentence"),
+    [
+        ("zip", "auto", "takes file, fp8, mooncake"),
+        ("fp8", "auto", "not on the tap route yet; use --specshim-route cache"),
+        ("mooncake", "tap", "not on the tap route yet"),
+        ("fp8", "cache", "hs_connectors, which is not installed"),
+    ],
+)
+def test_backends(backend: str, route: str, sentence: str) -> None:
+    decision = launcher(DENSE, backend=backend, route=route)
+    assert sentence in str(decision.refusal)
+
+
+def test_a_backend_of_hs_connectors_on_the_cache_route() -> None:
+    built = {
+        "kv_connector": "FP8HiddenStatesConnector",
+        "kv_connector_extra_config": {"shared_storage_path": "/a"},
+    }
+    user = {"engine_id": "e", "kv_connector_extra_config": {"sync": True}}
+    decision = launcher(
+        DENSE,
+        route="cache",
+        backend="fp8",
+        backend_config=built,
+        options={"kv_transfer_config": user},
+    )
+    assert changed(decision)["kv_transfer_config"] == {
+        "kv_connector": "FP8HiddenStatesConnector",
+        "kv_connector_extra_config": {"shared_storage_path": "/a", "sync": True},
+        "engine_id": "e",
+    }
+
+
+@pytest.mark.parametrize(
+    ("vllm", "expected"),
+    [
+        ("0.17.1", {"enable_chunked_prefill": False}),
+        ("0.21.0", {"enable_chunked_prefill": False}),
+        ("0.22.1", {"enable_chunked_prefill": False, "enable_prefix_caching": False}),
+        ("0.23.0", {"enable_chunked_prefill": False, "enable_prefix_caching": False}),
+        ("0.24.0", {}),
+        ("0.32.0", {}),
+    ],
+)
+def test_what_stock_extraction_needs(vllm: str, expected: dict[str, bool]) -> None:
+    variables = {"SPECSHIM_ROUTE": "cache"}
+    options = stock_options()
+    decision = served(options, vllm=vllm, variables=variables)
+    assert decision.route == "cache"
+    assert changed(decision) == expected
+    again = served(apply(options, decision), vllm=vllm, variables=variables)
+    assert again.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "vllm", "options", "sentence"),
+    [
+        (GDN, "0.21.0", {}, "cannot start a GDN hybrid model before vLLM 0.22"),
+        (DENSE, "0.22.1", {"enable_chunked_prefill": True}, "refuses to start"),
+        (GDN, "0.22.1", {"enable_prefix_caching": True}, "needs chunked prefill"),
+        (DENSE, "0.21.0", {"disable_hybrid_kv_cache_manager": False}, "contradicts"),
+        (GDN, "0.32.0", {"disable_hybrid_kv_cache_manager": True}, "from starting"),
+    ],
+)
+def test_what_stock_extraction_cannot(
+    facts: Any, vllm: str, options: dict[str, Any], sentence: str
+) -> None:
+    decision = launcher(facts, vllm, route="cache", options=options)
+    assert sentence in str(decision.refusal)
+
+
+@pytest.mark.parametrize(
+    ("facts", "vllm", "options", "sentence"),
+    [
+        (GDN, "0.24.0", {}, "all-zero states"),
+        (DENSE, "0.20.1", {"enable_chunked_prefill": True}, "loses the last rows"),
+        (SLIDING, "0.23.0", {"enable_prefix_caching": True}, "rows of other requests"),
+        (DENSE, "0.32.0", {"pipeline_parallel_size": 2}, "pipeline parallelism"),
+    ],
+)
+def test_what_stock_extraction_gets_wrong(
+    facts: Any, vllm: str, options: dict[str, Any], sentence: str
+) -> None:
+    decision = launcher(facts, vllm, route="cache", options=options)
+    assert decision.refusal is None
+    assert sentence in decision.warnings[0]
+
+
+def test_the_launcher_keeps_the_rest_of_the_users_speculative_config() -> None:
+    options = {
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "draft-model-config": {"hf_config": {"x": 1}},
+        }
+    }
+    decision = launcher(DENSE, route="cache", options=options)
+    assert changed(decision)["speculative_config"] == {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {
+            "hf_config": {"x": 1, "eagle_aux_hidden_state_layer_ids": [2, 4, 5, 8]}
+        },
+    }
+
+
+def test_the_tap_connector_contradicts_the_cache_route() -> None:
+    options = {"kv_transfer_config": {"kv_connector": "TapConnector"}}
+    assert "drop one of the two" in str(
+        launcher(DENSE, route="cache", options=options).refusal
+    )
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, specshim._launch; "
+        "print(sorted({'torch', 'vllm', 'transformers', 'speculators', 'yaml'}"
+        " & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == "[]"

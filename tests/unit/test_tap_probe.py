@@ -1,0 +1,314 @@
+"""The start-up proof on small modules that return what real families return."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+from specshim.tap.layers import TapRefused, find_decoder_layers
+from specshim.tap.taps import install_taps
+
+TOKENS, HIDDEN, LAYERS = 17, 24, 4
+
+
+class RMSNorm(nn.Module):
+    """As vLLM's: with a residual it adds, in place, and returns both."""
+
+    def __init__(self, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(hidden) + 0.5)
+
+    def forward(self, x, residual=None):
+        if residual is None:
+            return self.normed(x)
+        residual += x
+        return self.normed(residual), residual
+
+    def normed(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class DeafNorm(RMSNorm):
+    """Accepts a residual and ignores it."""
+
+    def forward(self, x, residual=None):
+        return self.normed(x) if residual is None else (self.normed(x), residual)
+
+
+class Pending(nn.Module):
+    """Llama: (h, residual), to be added by whoever comes next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm, self.mlp = RMSNorm(), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, positions, hidden_states, residual):
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+    @staticmethod
+    def truth(output):
+        return output[0] + output[1]
+
+
+class Stale(Pending):
+    """Granite 4: the full stream, and a residual that nobody reads again."""
+
+    def forward(self, positions, hidden_states, residual):
+        residual = hidden_states
+        hidden_states = residual + self.mlp(self.input_layernorm(hidden_states))
+        return hidden_states, residual
+
+    @staticmethod
+    def truth(output):
+        return output[0]
+
+
+class Plain(Stale):
+    """Falcon-H1: the stream alone."""
+
+    def forward(self, positions, hidden_states, residual=None):
+        return super().forward(positions, hidden_states, None)[0]
+
+    @staticmethod
+    def truth(output):
+        return output
+
+
+class PostNorm(Plain):
+    """OLMo-2: no norm before the mixer; a matrix takes the stream first."""
+
+    def forward(self, positions, hidden_states, residual=None):
+        return hidden_states + self.input_layernorm(self.mlp(hidden_states))
+
+
+class Batched(Plain):
+    """vLLM's transformers backend: [1, tokens, hidden]."""
+
+    def forward(self, positions, hidden_states, residual=None):
+        return hidden_states + self.mlp(self.input_layernorm(hidden_states))
+
+    @staticmethod
+    def truth(output):
+        return output[0]
+
+
+class Planes(Plain):
+    """Gemma-3n: [4, tokens, hidden], the first being the active stream."""
+
+    def forward(self, positions, hidden_states, residual=None):
+        active = hidden_states[0] + self.mlp(self.input_layernorm(hidden_states[0]))
+        return torch.cat([active[None], hidden_states[1:]])
+
+    @staticmethod
+    def truth(output):
+        return output[0]
+
+
+class Model(nn.Module):
+    """Embedding, layers, final norm; ``finish`` says how the norm is called."""
+
+    def __init__(self, layer=Pending, norm=RMSNorm, finish="norm(h, r)") -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(50, HIDDEN)
+        self.vision = nn.ModuleList(nn.Linear(2, 2) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(layer() for _ in range(LAYERS))
+        self.same = nn.ModuleList(self.layers)  # a second list of the same modules
+        self.norm = norm()
+        self.finish = finish
+
+    def forward(self, ids):
+        h, r = self.embed(ids), None
+        if isinstance(self.layers[0], (Batched, Planes)):
+            h = h[None].repeat(4 if isinstance(self.layers[0], Planes) else 1, 1, 1)
+        positions = torch.arange(len(ids))
+        for layer in self.layers:
+            out = layer(positions, h, r)
+            h, r = out if isinstance(out, tuple) else (out, None)
+        if self.finish == "norm(h + r)":
+            return self.norm(h + r)
+        if r is None or self.finish == "norm(h)":
+            return self.norm(h if h.dim() == 2 else h[0])
+        return self.norm(h, r)[0]
+
+
+def runner_of(model: nn.Module):
+    """What install_taps needs of a model runner; its dummy run feeds zeros."""
+
+    def dummy_run(tokens: int) -> None:
+        with torch.inference_mode():
+            model(torch.zeros(tokens, dtype=torch.long))
+
+    return types.SimpleNamespace(
+        get_model=lambda: model, _dummy_run=dummy_run, device=torch.device("cpu")
+    )
+
+
+def config(layers: int = LAYERS):
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(
+            get_hidden_size=lambda: HIDDEN,
+            get_total_num_hidden_layers=lambda: layers,
+            dtype=torch.float32,
+        ),
+        scheduler_config=types.SimpleNamespace(max_num_batched_tokens=64),
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch):
+    import sys
+
+    state = types.ModuleType("vllm.distributed.parallel_state")
+    state.get_tp_group = lambda: types.SimpleNamespace(world_size=1)
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
+
+
+def truths(model: Model, ids) -> list:
+    """The stream entering every layer, by untouched forward hooks."""
+    found = []
+    hooks = [
+        model.layers[0].register_forward_pre_hook(
+            lambda m, a: found.append(a[1].reshape(-1, *ids.shape, HIDDEN)[0].clone())
+        )
+    ]
+    hooks += [
+        layer.register_forward_hook(lambda m, a, o: found.append(m.truth(o).clone()))
+        for layer in model.layers
+    ]
+    with torch.inference_mode():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(Pending),
+        Model(Pending, finish="norm(h + r)"),
+        Model(Stale, finish="norm(h)"),
+        Model(Stale, norm=DeafNorm),
+        Model(Plain),
+        Model(PostNorm),
+        Model(Batched),
+        Model(Planes),
+    ],
+    ids=lambda m: f"{type(m.layers[0]).__name__}-{type(m.norm).__name__}-{m.finish}",
+)
+def test_every_kind_of_layer_is_recorded_as_its_stream(model):
+    ids = torch.randint(0, 50, (31,))
+    expected = truths(model, ids)
+    asked = (0, 1, 3, LAYERS, 1)
+    taps = install_taps(runner_of(model), config(), asked)
+    with torch.inference_mode():
+        model(ids)
+    for slot, layer_id in enumerate(asked):
+        torch.testing.assert_close(taps.rows[:31, slot], expected[layer_id])
+    assert taps.runs.tolist() == [1] * len(asked)
+
+
+def test_the_output_is_unchanged_by_the_taps():
+    model, ids = Model(Pending), torch.randint(0, 50, (9,))
+    with torch.inference_mode():
+        before = model(ids)
+        install_taps(runner_of(model), config(), (1, 2))
+        assert torch.equal(model(ids), before)
+
+
+def test_rows_beyond_the_buffer_are_padding():
+    model = Model(Pending)
+    taps = install_taps(runner_of(model), config(), (2,))
+    with torch.inference_mode():
+        model(torch.zeros(100, dtype=torch.long))
+    assert taps.rows.shape[0] == 64 and taps.rows.abs().sum(dim=(1, 2)).gt(0).all()
+
+
+class Many(Pending):
+    def forward(self, positions, hidden_states, residual):
+        h, r = super().forward(positions, hidden_states, residual)
+        return h, r, h * 2
+
+
+class Narrow(Pending):
+    """A token shard: half the rows."""
+
+    def forward(self, positions, hidden_states, residual):
+        h, r = super().forward(positions, hidden_states, residual)
+        return h[: len(h) // 2], r[: len(r) // 2]
+
+
+class Scaled(Pending):
+    """Partial sums: what is returned is not what the stream is made of."""
+
+    def forward(self, positions, hidden_states, residual):
+        hidden = hidden_states * 2  # "the other rank's half"
+        return super().forward(positions, hidden, residual)
+
+
+class ManyModel(Model):
+    def forward(self, ids):
+        h, r = self.embed(ids), None
+        for layer in self.layers:
+            h, r = layer(torch.arange(len(h)), h, r)[:2]
+        return self.norm(h, r)
+
+
+@pytest.mark.parametrize("layer", [Many, Narrow, Scaled])
+def test_what_is_not_understood_is_refused_and_left_untouched(layer):
+    model = ManyModel(layer)
+    with pytest.raises(TapRefused, match=r"layer id 2 of ManyModel cannot be tapped"):
+        install_taps(runner_of(model), config(), (2,))
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_layer_count_that_no_list_has_is_refused():
+    model = Model(Pending)
+    run = runner_of(model)._dummy_run
+    with pytest.raises(TapRefused, match="decoder layers of Model were not found"):
+        find_decoder_layers(model, LAYERS + 1, lambda: run(TOKENS))
+
+
+def test_of_nested_lists_the_outer_one_holds_the_layers():
+    class Outer(nn.Module):
+        def __init__(self, inner) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args):
+            return self.inner(*args)
+
+    model = Model(Pending)
+    model.mambas = nn.ModuleList(model.layers)
+    model.layers = nn.ModuleList(Outer(inner) for inner in model.mambas)
+    del model.same
+    run = runner_of(model)._dummy_run
+    found = find_decoder_layers(model, LAYERS, lambda: run(TOKENS))
+    assert found.name == "layers" and found.modules == tuple(model.layers)
+
+
+def test_nan_outputs_do_not_hide_the_stream():
+    class Poisoned(Pending):
+        def forward(self, positions, hidden_states, residual):
+            h, r = super().forward(positions, hidden_states, residual)
+            return h * float("nan"), r
+
+    model = Model(Poisoned)
+    taps = install_taps(runner_of(model), config(), (1, LAYERS))
+    assert taps.readings == {
+        1: "output[0] + output[1]",
+        LAYERS: "output[0] + output[1]",
+    }

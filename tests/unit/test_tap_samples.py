@@ -1,0 +1,181 @@
+"""The scheduler's half: names, paths, siblings, coverage, and what the client is told."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from specshim.tap.samples import Samples, Siblings, custom_path, file_name
+
+
+def make(
+    storage: str = "/data", *, custom: bool = False, sync: bool = False
+) -> Samples:
+    return Samples(storage, allow_custom_path=custom, sync=sync)
+
+
+def run(samples: Samples, request_id: str, prompt: list[int], **parameters: object):
+    samples.open(request_id, prompt, len(prompt), parameters)
+    samples.schedule(request_id, 0, len(prompt))
+    return samples.take_step()
+
+
+def test_a_prompt_is_opened_once_with_its_size_and_ids():
+    samples = make()
+    step = run(samples, "cmpl-a-0", [7, 8, 9])
+    opened = step.opened["cmpl-a-0"]
+    assert (opened.path, opened.rows, opened.token_ids) == (
+        "/data/cmpl-a-0.safetensors",
+        3,
+        (7, 8, 9),
+    )
+    assert samples.finish("cmpl-a-0", [7, 8, 9, 1], aborted=False) == {
+        "hidden_states_path": "/data/cmpl-a-0.safetensors"
+    }
+    assert samples.take_step().closed["cmpl-a-0"].rows == 3
+
+
+def test_rows_from_the_prefix_cache_fail_the_sample_with_a_reason():
+    samples = make()
+    samples.open("r", [1] * 40, 40, {})
+    samples.schedule("r", 16, 24)
+    assert "r" not in samples.take_step().opened
+    answer = samples.finish("r", [1] * 41, aborted=False)
+    assert answer is not None and "hidden_states_path" not in answer
+    assert "tokens 0 to 15 were not computed" in answer["hidden_states_error"]
+
+
+def test_a_resumed_request_keeps_its_file_and_may_repeat_rows():
+    samples = make()
+    samples.open("r", [1] * 40, 40, {})
+    samples.schedule("r", 0, 32)
+    samples.take_step()
+    samples.open("r", [1] * 40, 40, {})  # model runner V2 sends it as new again
+    samples.schedule("r", 0, 40)
+    step = samples.take_step()
+    assert step.opened == {} and step.dropped == {}
+    assert samples.finish("r", [1] * 41, aborted=False) is not None
+
+
+def test_a_gap_after_preemption_is_dropped_at_the_worker():
+    samples = make()
+    samples.open("r", [1] * 40, 40, {})
+    samples.schedule("r", 0, 16)
+    samples.take_step()
+    samples.schedule("r", 32, 8)
+    assert "tokens 16 to 31" in samples.take_step().dropped["r"]
+
+
+def test_output_tokens_are_all_but_the_last():
+    samples = make()
+    assert (
+        run(samples, "r", [7, 8], include_output_tokens=True).opened["r"].rows is None
+    )
+    samples.schedule("r", 2, 1)
+    samples.finish("r", [7, 8, 5, 6], aborted=False)
+    closed = samples.take_step().closed["r"]
+    assert (closed.rows, closed.token_ids) == (3, (7, 8, 5))
+
+
+def test_prompt_embeddings_have_rows_and_no_ids():
+    samples = make()
+    samples.open("r", None, 5, {"include_output_tokens": True})
+    samples.schedule("r", 0, 5)
+    assert samples.take_step().opened["r"].token_ids == ()
+    samples.finish("r", [0, 0, 0, 0, 0, 9], aborted=False)
+    closed = samples.take_step().closed["r"]
+    assert (closed.rows, closed.token_ids) == (5, ())
+
+
+def test_an_aborted_request_is_dropped_and_promises_nothing():
+    samples = make()
+    run(samples, "r", [1, 2])
+    assert samples.finish("r", [1, 2], aborted=True) is None
+    assert list(samples.take_step().dropped) == ["r"]
+    assert samples.finish("never-scheduled", [1], aborted=True) is None
+
+
+def test_an_aborted_request_that_the_worker_never_saw_is_not_sent_to_it():
+    samples = make()
+    samples.open("r", [1, 2], 2, {})
+    samples.finish("r", [1, 2], aborted=True)
+    step = samples.take_step()
+    assert (step.opened, step.dropped) == ({}, {})
+
+
+def test_streamed_responses_leave_no_file_behind():
+    samples = make()
+    samples.open("r", [1], 1, {}, streamed=True)
+    assert samples.take_step().opened == {}
+    assert (
+        "streamed" in samples.finish("r", [1, 2], aborted=False)["hidden_states_error"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("0_cmpl-a-0", "1_cmpl-a-0"),  # n = 2
+        ("cmpl-a-0", "cmpl-a-1"),  # two prompts
+        ("cmpl-a-0-0123abcd", "cmpl-a-1-89abcdef"),  # the same, later releases
+    ],
+)
+def test_one_call_that_became_several_requests_leaves_one_file(first, second):
+    samples = make()
+    run(samples, first, [1, 2])
+    assert run(samples, second, [1, 2]).opened == {}
+    told = samples.finish(first, [1, 2, 3], aborted=False)
+    assert samples.finish(second, [1, 2, 3], aborted=False) == told
+
+
+@pytest.mark.parametrize(
+    "ids", [("7_x", "5_x"), ("cmpl-a-3", "chatcmpl-a"), ("3", "4")]
+)
+def test_ids_that_only_look_like_siblings_are_requests_of_their_own(ids):
+    siblings = Siblings()
+    assert [siblings.first_of(i) for i in ids] == [None, None]
+
+
+def test_a_client_chooses_no_path_unless_allowed():
+    samples = make()
+    assert run(samples, "r", [1], hidden_states_path="/etc/x").opened == {}
+    answer = samples.finish("r", [1, 2], aborted=False)
+    assert "allow_custom_save_path" in answer["hidden_states_error"]
+
+
+def test_an_allowed_path_must_lie_below_the_storage(tmp_path):
+    root = tmp_path / "hs"
+    root.mkdir()
+    (root / "out").symlink_to(tmp_path)
+    assert custom_path(str(root), "a/b.safetensors") == str(root / "a/b.safetensors")
+    assert custom_path(str(root), str(root / "c")) == str(root / "c")
+    for asked in ("../x", "/etc/passwd", "out/x", "", ".", "a\0b", 3, None):
+        with pytest.raises(ValueError, match="hidden_states_path"):
+            custom_path(str(root), asked)
+
+
+def test_two_requests_in_flight_never_share_a_file(tmp_path):
+    samples = make(str(tmp_path), custom=True)
+    assert run(samples, "a", [1], hidden_states_path="x").opened
+    assert run(samples, "b", [1], hidden_states_path="x").opened == {}
+    assert (
+        "in flight" in samples.finish("b", [1, 2], aborted=False)["hidden_states_error"]
+    )
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    ["../../etc/passwd", "a/b", ".hidden", "", "x" * 500, "ü", "\ud800", "a\0b"],
+)
+def test_odd_ids_give_plain_distinct_names(request_id):
+    name = file_name(request_id)
+    assert os.path.basename(name) == name and not name.startswith(".")
+    assert len(name.encode()) < 240 and name.isascii() and "\0" not in name
+    assert name != file_name(request_id + "x")
+
+
+def test_sync_cannot_give_output_tokens():
+    samples = make(sync=True)
+    assert run(samples, "r", [1], include_output_tokens=True).opened == {}
+    assert "sync" in samples.finish("r", [1, 2], aborted=False)["hidden_states_error"]

@@ -1,0 +1,176 @@
+"""The worker's half on a real sink: every sample is complete and right, or absent."""
+
+from __future__ import annotations
+
+import os
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+from safetensors.torch import load_file
+
+from specshim.tap.samples import Closed, Opened, Scheduled, StepSamples
+from specshim.tap.sink import FileSink
+from specshim.tap.taps import Taps
+from specshim.tap.worker import TapWorker, WorkerSettings
+
+SLOTS, HIDDEN = 2, 8
+
+
+class Runner:
+    """The part of model runner V1 that says which request has which rows."""
+
+    def __init__(self) -> None:
+        self.input_batch = types.SimpleNamespace(req_ids=[])
+        self.query_start_loc = types.SimpleNamespace(np=[0])
+
+
+class Engine:
+    """Drives a TapWorker step by step; row values name request and token."""
+
+    def __init__(self, folder, **settings) -> None:
+        self.folder = folder
+        self.runner = Runner()
+        rows = torch.zeros(64, SLOTS, HIDDEN)
+        runs = torch.zeros(SLOTS, dtype=torch.int32)
+        self.taps = Taps(self.runner, (1, 2), rows, runs, None, None, {})
+        sink = FileSink(SLOTS, HIDDEN, "float32", {})
+        self.worker = TapWorker(self.taps, sink, WorkerSettings(**settings))
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def open(self, name: str, rows: int | None) -> dict[str, Opened]:
+        ids = tuple(range(rows or 0))
+        return {name: Opened(self.path(name), rows, ids)}
+
+    def step(self, batch, *, runs: int = 1, **notes) -> None:
+        """``batch``: {name: (start, count)} in the runner's order."""
+        self.worker.begin()
+        self.runner.input_batch.req_ids = list(batch)
+        starts, row = [], 0
+        for name, (start, count) in batch.items():
+            starts.append(row)
+            self.taps.rows[row : row + count] = value(name, start, count)
+            row += count
+        self.runner.query_start_loc.np = [*starts, row]
+        self.taps.runs += runs
+        scheduled = {name: Scheduled(*rows) for name, rows in batch.items()}
+        # The scheduler's order is not the runner's.
+        self.worker.step(
+            StepSamples(scheduled=dict(reversed(scheduled.items())), **notes)
+        )
+
+    def finish(self) -> list[str]:
+        self.worker.shutdown()
+        return sorted(f for f in os.listdir(self.folder) if not f.endswith(".lock"))
+
+
+def value(name: str, start: int, count: int):
+    tokens = torch.arange(start, start + count, dtype=torch.float32)
+    return (hash(name) % 97 + tokens / 64)[:, None, None].expand(count, SLOTS, HIDDEN)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return Engine(tmp_path)
+
+
+def check(engine: Engine, name: str, rows: int) -> None:
+    loaded = load_file(engine.path(name))
+    assert torch.equal(loaded["hidden_states"], value(name, 0, rows))
+
+
+def test_chunks_of_several_requests_in_any_batch_order(engine):
+    engine.step(
+        {"a": (0, 5), "b": (0, 7)}, opened=engine.open("a", 9) | engine.open("b", 7)
+    )
+    engine.step({"c": (0, 3), "b": (7, 1), "a": (5, 4)}, opened=engine.open("c", 3))
+    assert engine.finish() == ["a", "b", "c"]
+    check(engine, "a", 9), check(engine, "b", 7), check(engine, "c", 3)
+
+
+def test_output_rows_are_kept_until_the_size_is_known(engine):
+    engine.step({"a": (0, 4)}, opened=engine.open("a", None))
+    engine.step({"a": (4, 1)})
+    engine.step({"a": (5, 1)})  # one step too many, as asynchronous scheduling makes
+    engine.step({}, closed={"a": Closed(5, (1, 2, 3, 4, 5))})
+    assert engine.finish() == ["a"]
+    check(engine, "a", 5)
+    assert load_file(engine.path("a"))["token_ids"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_recomputed_rows_overwrite_and_the_sample_is_whole(engine):
+    engine.step({"a": (0, 6)}, opened=engine.open("a", 8))
+    engine.step({"a": (0, 6)})  # preempted, started over
+    engine.step({"a": (6, 2)})
+    assert engine.finish() == ["a"]
+    check(engine, "a", 8)
+
+
+def test_a_gap_leaves_no_file(engine, caplog):
+    engine.step({"a": (2, 6)}, opened=engine.open("a", 8))
+    assert engine.finish() == [] and os.listdir(engine.folder) == []
+    assert "No hidden states for request a" in caplog.text
+
+
+@pytest.mark.parametrize("runs", [0, 2])
+def test_a_forward_without_taps_leaves_no_file(engine, runs, caplog):
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
+    engine.step({"a": (4, 4)}, runs=runs)
+    assert engine.finish() == []
+    assert "did not run exactly once" in caplog.text
+
+
+def test_a_step_without_a_forward_records_nothing(engine):
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
+    engine.worker.begin()
+    engine.worker.step(StepSamples())
+    engine.step({"a": (4, 4)})
+    assert engine.finish() == ["a"]
+    check(engine, "a", 8)
+
+
+def test_a_batch_that_is_not_the_schedulers_fails_its_requests(engine, caplog):
+    engine.worker.step(StepSamples(opened=engine.open("a", 4)))
+    engine.runner.input_batch.req_ids = ["b"]
+    engine.worker.step(StepSamples(scheduled={"a": Scheduled(0, 4)}))
+    assert engine.finish() == []
+    assert "the runner's batch holds 0" in caplog.text
+
+
+def test_an_aborted_request_leaves_nothing_even_when_complete(engine):
+    engine.step(
+        {"a": (0, 4), "b": (0, 4)}, opened=engine.open("a", 4) | engine.open("b", 8)
+    )
+    engine.worker._samples["a"].done.wait()
+    engine.step({}, dropped={"a": "the request was aborted", "b": "the same"})
+    engine.finish()
+    assert os.listdir(engine.folder) == []
+
+
+def test_shutdown_completes_what_is_covered_and_drops_the_rest(engine):
+    engine.step(
+        {"a": (0, 4), "b": (0, 4)}, opened=engine.open("a", 4) | engine.open("b", 8)
+    )
+    assert engine.finish() == ["a"]
+    check(engine, "a", 4)
+
+
+def test_sync_files_are_complete_when_the_step_returns(tmp_path):
+    engine = Engine(tmp_path, sync=True)
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
+    check(engine, "a", 4)
+    assert os.listdir(tmp_path) == ["a"]  # and there is no lock
+
+
+def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
+    assert engine.finish() == [] and os.listdir(engine.folder) == []
+    assert "No space left on device" in caplog.text
