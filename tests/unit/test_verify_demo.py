@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 from standin import StandIn, models_folder, serving, tiny
 
 from specshim import demo
+from specshim.demo_models import choose_models
 from specshim.detect import Environment
 from specshim.progress import progress_to
 from specshim.server_process import (
@@ -159,10 +160,10 @@ def test_a_server_that_never_answers(tmp_path: Path) -> None:
     ],
 )
 def test_models_by_release(version: str, names: list[str], left_out: int) -> None:
-    chosen, sentences = demo.choose_models("both", Environment(vllm=version))
+    chosen, sentences = choose_models("both", Environment(vllm=version))
     assert chosen == names
     assert len(sentences) == left_out
-    assert demo.choose_models("llama", Environment(vllm=version)) == (["llama"], ())
+    assert choose_models("llama", Environment(vllm=version)) == (["llama"], ())
 
 
 def test_command_and_environment() -> None:
