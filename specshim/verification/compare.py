@@ -51,6 +51,7 @@ class LayerResult:
     worst_sample: int
     median: float
     total: float  # all rows of all samples together
+    typical_row: float  # the median over all rows
     worst_row: float
     worst_row_at: tuple[int, int]  # sample, row
     worst_cosine: float
@@ -182,6 +183,7 @@ def _layer(
         worst_sample=samples[worst].index,
         median=median(totals),
         total=total_error(all_received, all_wanted),
+        typical_row=torch.cat(errors).median().item(),
         worst_row=errors[at].max().item(),
         worst_row_at=(samples[at].index, int(errors[at].argmax())),
         worst_cosine=row_cosines(all_received, all_wanted).min().item(),
@@ -262,7 +264,11 @@ def _settle(layer: LayerResult, findings: Sequence[Finding]) -> LayerResult:
         or any(f.wrong and f.slot == layer.slot for f in findings)
     ):
         status = WRONG
-    elif layer.bad_rows > limits.loose_rows or not layer.total <= limits.bound:
+    elif (
+        layer.bad_rows > limits.loose_rows
+        or not layer.total <= limits.bound
+        or not layer.typical_row <= limits.typical
+    ):
         status = WRONG if limits.decidable else UNCLEAR
     elif layer.bad_rows or layer.total > limits.right or _beyond_rounding(layer):
         status = WARNING

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 # Measured on some 25 families, float32 on both sides: right states differ by up to
 # 2.5e-6. NemotronH and Zamba2 reach 1.3e-4 and 4.7e-4, because transformers clamps
@@ -28,7 +29,8 @@ _EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 class Limits:
     """What is allowed for one layer.
 
-    Up to ``right`` a layer is right, up to ``bound`` right with a warning.
+    All rows together are right up to ``right``, up to ``bound`` with a warning;
+    the median row may be off by ``typical``, a single one by ``row``.
     ``measured`` is the distance of the reference in the server's dtype from the
     float32 reference, None for a float32 server. ``loose_rows`` single rows may
     be beyond ``row``: as many as half precision itself moves so far (routers of
@@ -38,6 +40,7 @@ class Limits:
     right: float
     bound: float
     row: float
+    typical: float
     measured: float | None = None
     measured_row: float | None = None
     loose_rows: int = 0
@@ -47,7 +50,10 @@ class Limits:
 def float32_limits() -> Limits:
     """The fixed limits of a float32 server against a float32 reference."""
     return Limits(
-        right=FLOAT32_RIGHT, bound=FLOAT32_BOUND, row=FLOAT32_BOUND * ROW_FACTOR
+        right=FLOAT32_RIGHT,
+        bound=FLOAT32_BOUND,
+        row=FLOAT32_BOUND * ROW_FACTOR,
+        typical=FLOAT32_BOUND,
     )
 
 
@@ -56,16 +62,17 @@ def half_limits(dtype: str, distance: float, rows: Sequence[float]) -> Limits:
 
     Args:
         distance: of the reference in ``dtype`` from the float32 one, all rows.
-        rows: the same, row by row.
+        rows: the same, row by row; at least one.
     """
     floor = 2 * _EPSILON[dtype]
-    worst = max(rows, default=0.0)
+    worst = max(rows)
     far = sum(row > HALF_ROW_BOUND for row in rows)
     wanted = NOISE_FACTOR * distance
     allowed = min(max(wanted, floor), HALF_ROW_BOUND if far else HALF_BOUND)
     return Limits(
         right=allowed,
         bound=allowed,
+        typical=min(max(NOISE_FACTOR * median(rows), floor), allowed),
         row=min(max(NOISE_FACTOR * worst, 2 * floor), HALF_ROW_BOUND),
         measured=distance,
         measured_row=worst,

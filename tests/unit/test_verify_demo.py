@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 from standin import StandIn, models_folder, serving, tiny
 
 from specshim import demo
+from specshim.demo_models import choose_models
 from specshim.detect import Environment
 from specshim.progress import progress_to
 from specshim.server_process import (
@@ -125,20 +126,24 @@ def test_waits_until_healthy(tmp_path: Path) -> None:
 def test_a_server_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-c", "print('no such device'); raise SystemExit(3)"]
-    with running(command, log, os.environ) as process:
-        with pytest.raises(ServerFailed, match="exit code 3"):
-            wait_until_healthy(process, f"http://127.0.0.1:{free_port()}", 30)
+    url = f"http://127.0.0.1:{free_port()}"
+    with (
+        running(command, log, os.environ) as process,
+        pytest.raises(ServerFailed, match="exit code 3"),
+    ):
+        wait_until_healthy(process, url, 30)
     assert last_lines(log) == ["no such device"]
 
 
 def test_a_server_that_never_answers(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(99)"]
     waited: list[float] = []
-    with running(command, tmp_path / "log", os.environ) as process:
-        with pytest.raises(ServerFailed, match=r"did not answer within 0\.6 s"):
-            wait_until_healthy(
-                process, f"http://127.0.0.1:{free_port()}", 0.6, waited.append
-            )
+    url = f"http://127.0.0.1:{free_port()}"
+    with (
+        running(command, tmp_path / "log", os.environ) as process,
+        pytest.raises(ServerFailed, match=r"did not answer within 0\.6 s"),
+    ):
+        wait_until_healthy(process, url, 0.6, waited.append)
     assert waited == sorted(waited) != []
 
 
@@ -155,10 +160,10 @@ def test_a_server_that_never_answers(tmp_path: Path) -> None:
     ],
 )
 def test_models_by_release(version: str, names: list[str], left_out: int) -> None:
-    chosen, sentences = demo.choose_models("both", Environment(vllm=version))
+    chosen, sentences = choose_models("both", Environment(vllm=version))
     assert chosen == names
     assert len(sentences) == left_out
-    assert demo.choose_models("llama", Environment(vllm=version)) == (["llama"], ())
+    assert choose_models("llama", Environment(vllm=version)) == (["llama"], ())
 
 
 def test_command_and_environment() -> None:
