@@ -44,15 +44,18 @@ def create_engine_config(
         raise ValueError(f"specshim: {decided.refusal}")
     if decided.route == "none":
         return wrapped(*args, **kwargs)
-    if _speaks_for_the_server(instance):
-        _announce(decided)
-    if not decided.changes:
-        return wrapped(*args, **kwargs)
-    # Several API servers plan again from the same arguments, so the plan goes
-    # onto a copy, and vLLM's own method runs on that copy.
-    changed = with_changes(instance, decided.changes)
-    method = original(REROUTE.id).__get__(changed, type(changed))
-    return method(*args, **kwargs)
+    try:
+        if not decided.changes:
+            return wrapped(*args, **kwargs)
+        # Several API servers plan again from the same arguments, so the plan goes
+        # onto a copy, and vLLM's own method runs on that copy.
+        changed = with_changes(instance, decided.changes)
+        method = original(REROUTE.id).__get__(changed, type(changed))
+        return method(*args, **kwargs)
+    finally:
+        # Not before: some releases set up logging in create_engine_config.
+        if _speaks_for_the_server(instance):
+            _announce(decided)
 
 
 def decide(engine_args: Any) -> LaunchPlan:
