@@ -126,7 +126,8 @@ def _speaks_for_the_server(engine_args: Any) -> bool:
 
 
 def _announce(decided: LaunchPlan) -> None:
-    logger.info("specshim: route %s. %s", decided.route, decided.reason)
+    did = "rerouted hidden-state extraction to" if decided.changes else "kept"
+    logger.info("specshim %s the %s route: %s", did, decided.route, decided.reason)
     for warning in decided.warnings:
         logger.warning("specshim: %s", warning)
 

@@ -50,7 +50,7 @@ def test_stock_request_is_rerouted_and_said_once(
     assert report["arguments kept"]
     for speaker in ("alone", "parent"):
         (line,) = report[speaker]
-        assert line.startswith("specshim: route tap. ")
+        assert line.startswith("specshim rerouted hidden-state extraction to the tap")
     assert report["API server"] == []
 
 
