@@ -12,7 +12,7 @@ pytestmark = pytest.mark.envs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RELEASES = ["vllm-0.20.1", "vllm-0.24.0", "vllm-0.32.0"]
-SECONDS = 0.3  # what the plugin may add to a process
+SECONDS = 0.3  # of CPU time that the plugin may add to a process
 
 
 @pytest.mark.parametrize("release", RELEASES)
