@@ -24,7 +24,7 @@ DEMO = "vllm-0.32.0"
 DRIVER = "speculators-0.9.0"  # the environment that pytest runs in
 DRIVER_TOOLS = (
     "pytest", "hypothesis", "mypy", "ruff", "build", "twine", "pyyaml", "openai",
-    "setuptools>=77", "wheel", "nox", "types-PyYAML", "types-setuptools",
+    "setuptools>=77", "wheel", "nox", "uv", "types-PyYAML", "types-setuptools",
 )  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
 

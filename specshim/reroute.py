@@ -45,15 +45,18 @@ def create_engine_config(
         raise ValueError(f"specshim: {decided.refusal}")
     if decided.route == "none":
         return wrapped(*args, **kwargs)
-    if _speaks_for_the_server(instance):
-        _announce(decided)
-    if not decided.changes:
-        return wrapped(*args, **kwargs)
-    # Several API servers plan again from the same arguments, so the plan goes
-    # onto a copy, and vLLM's own method runs on that copy.
-    changed = with_changes(instance, decided.changes)
-    method = original(REROUTE.id).__get__(changed, type(changed))
-    return method(*args, **kwargs)
+    try:
+        if not decided.changes:
+            return wrapped(*args, **kwargs)
+        # Several API servers plan again from the same arguments, so the plan goes
+        # onto a copy, and vLLM's own method runs on that copy.
+        changed = with_changes(instance, decided.changes)
+        method = original(REROUTE.id).__get__(changed, type(changed))
+        return method(*args, **kwargs)
+    finally:
+        # Not before: some releases set up logging in create_engine_config.
+        if _speaks_for_the_server(instance):
+            _announce(decided)
 
 
 def decide(engine_args: Any) -> LaunchPlan:
@@ -124,7 +127,8 @@ def _speaks_for_the_server(engine_args: Any) -> bool:
 
 
 def _announce(decided: LaunchPlan) -> None:
-    logger.info("specshim: route %s. %s", decided.route, decided.reason)
+    did = "rerouted hidden-state extraction to" if decided.changes else "kept"
+    logger.info("specshim %s the %s route: %s", did, decided.route, decided.reason)
     for warning in decided.warnings:
         logger.warning("specshim: %s", warning)
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.envs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RELEASES = ["vllm-0.20.1", "vllm-0.24.0", "vllm-0.32.0"]
-SECONDS = 0.3  # what the plugin may add to a process
+SECONDS = 0.3  # of CPU time that the plugin may add to a process
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -35,3 +35,33 @@ def test_server_without_extraction_is_left_alone(
     done = environment(release).run(str(SCRIPTS / "untouched.py"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "said": []}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_stock_request_is_rerouted_and_said_once(
+    environment: Callable, release: str
+) -> None:
+    done = environment(release).run(str(SCRIPTS / "rerouted.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["module"] == "specshim.tap.connector"
+    assert report["role"] == "kv_producer"
+    assert not report["speculative"]
+    assert report["arguments kept"]
+    for speaker in ("alone", "parent"):
+        (line,) = report[speaker]
+        assert line.startswith("specshim rerouted hidden-state extraction to the tap")
+    assert report["API server"] == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [({"SPECSHIM_ROUTE": "scenic"}, "SPECSHIM_ROUTE=scenic is no route")],
+)
+def test_refusal_reaches_the_user(
+    environment: Callable, variables: dict[str, str], sentence: str
+) -> None:
+    script = str(SCRIPTS / "rerouted.py")
+    done = environment("vllm-0.32.0").run(script, variables=variables)
+    assert done.returncode == 1
+    assert sentence in done.stderr.strip().splitlines()[-1]

@@ -16,12 +16,12 @@ def look(load: bool) -> dict[str, Any]:
         from importlib.metadata import entry_points
 
         points = entry_points(group="vllm.general_plugins")
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(2):
             for point in points:
                 if point.name == "specshim":
                     point.load()()
-        took = time.perf_counter() - start
+        took = time.process_time() - start
         vllm.plugins.plugins_loaded = False
         vllm.plugins.load_general_plugins()
     import specshim
