@@ -10,6 +10,17 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
+
+
+def wait_for_files(outputs: list) -> None:
+    """As any client would, before the engine is let go."""
+    named = [output.kv_transfer_params or {} for output in outputs]
+    paths = [p["hidden_states_path"] for p in named if "hidden_states_path" in p]
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not all(Path(p).exists() for p in paths):
+        time.sleep(0.02)
 
 
 def main() -> None:
@@ -35,6 +46,7 @@ def main() -> None:
             temperature=0, detokenize=False, ignore_eos=True, **call["sampling"]
         )
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        wait_for_files(outputs)
         results.append(
             [
                 {
