@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specshim.tiny import quiet_transformers
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -89,7 +91,7 @@ def compute_reference(
     try:
         import torch
 
-        with torch.inference_mode():
+        with torch.inference_mode(), quiet_transformers():
             name, layers = _decoder_layers(network, count, list(prompts[0])[:2])
             parent = network.get_submodule(name.rpartition(".")[0])
             active = getattr(text_config, "altup_active_idx", 0)
@@ -121,8 +123,6 @@ def _load(
     """The model with eager attention, by the first automatic class that takes it."""
     import torch
     import transformers
-
-    from specshim.tiny import quiet_transformers
 
     failures = []
     for auto_name in (

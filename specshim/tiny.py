@@ -140,15 +140,17 @@ def _model_class(architecture: str) -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars of transformers, whose setting is restored."""
+    """No progress bars nor warnings of transformers; its settings are restored."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
