@@ -259,6 +259,6 @@ def _write_piece(
             sample.write(start, rows.bytes_of(offset, count))
         else:
             failure = _NOT_TAPPED
-    except Exception as error:  # noqa: BLE001 - the sample fails, the server lives on
+    except Exception as error:
         failure = f"its rows could not be written: {error}"
     sample.piece_done(failure)

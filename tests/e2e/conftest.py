@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specshim.tiny import ensure_tiny_model
 
 LAYER_IDS = (0, 2, 4, 8)  # of 8 layers

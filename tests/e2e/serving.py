@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specshim.server_process import ServerFailed, free_port, running, wait_until_healthy
 
 PYTHONS: dict[str, str] = json.loads(os.environ.get("SPECSHIM_TEST_ENVS", "{}"))

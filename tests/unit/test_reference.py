@@ -9,16 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from standin import reference, tiny  # noqa: E402
+from standin import reference, tiny
 
-from specshim.reference import (  # noqa: E402
+from specshim.reference import (
     ReferenceFailed,
     _decoder_layers,
     _rows,
     compute_reference,
     read_config,
 )
-from specshim.tiny import ARCHITECTURES  # noqa: E402
+from specshim.tiny import ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

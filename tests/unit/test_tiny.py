@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from safetensors.torch import load_file  # noqa: E402
-from standin import reference, tiny  # noqa: E402
+from safetensors.torch import load_file
+from standin import reference, tiny
 
-from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model  # noqa: E402
+from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
 
 every = pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 

@@ -14,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from standin import LAYER_IDS, StandIn, serving, tiny  # noqa: E402
+from standin import LAYER_IDS, StandIn, serving, tiny
 
-from specshim import verify  # noqa: E402
-from specshim.verification.collect import wait_for_file  # noqa: E402
+from specshim import verify
+from specshim.verification.collect import wait_for_file
 
 IDS = {"layer_ids": json.dumps(LAYER_IDS)}
 METADATA = {**IDS, "vllm": "0.32.0", "route": "tap"}

@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from standin import LAYER_IDS, reference, right_samples  # noqa: E402
+from standin import LAYER_IDS, reference, right_samples
 
-from specshim.verification.collect import Sample  # noqa: E402
-from specshim.verification.compare import Comparison, compare  # noqa: E402
-from specshim.verification.diagnose import Finding  # noqa: E402
-from specshim.verification.report import diagnosis  # noqa: E402
+from specshim.verification.collect import Sample
+from specshim.verification.compare import Comparison, compare
+from specshim.verification.diagnose import Finding
+from specshim.verification.report import diagnosis
 
 FLIPPING = "qwen3_next"  # bfloat16 alone flips its routers and moves single rows far
 MODELS = [
