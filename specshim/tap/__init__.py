@@ -1,1 +1,1 @@
-"""The tap: decoder-layer outputs recorded in the forward, streamed past the KV cache."""
+"""The tap: decoder-layer outputs recorded in the forward, kept out of the KV cache."""

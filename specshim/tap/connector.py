@@ -96,9 +96,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         taps = getattr(self._config, TAPS, None)
         if taps is None:
             raise TapRefused(
-                "this worker's model is not tapped: specshim's plugin was not loaded in "
-                "it. Install specshim in the environment that vLLM runs in, and list it "
-                "in VLLM_PLUGINS if that variable is set (and leave SPECSHIM unset)"
+                "this worker's model is not tapped, because specshim's plugin was not "
+                "loaded in it; install specshim in vLLM's own environment, list it in "
+                "VLLM_PLUGINS if that is set, and do not set SPECSHIM=0"
             )
         if taps.layer_ids != self._layer_ids:
             raise TapRefused(

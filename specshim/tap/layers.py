@@ -1,4 +1,4 @@
-"""Finding a model's decoder layers by running it: the list whose members run in order."""
+"""Finds a model's decoder layers by running it: the list that runs in order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def eagerly(model: torch.nn.Module) -> Iterator[None]:
 def _lists(
     model: torch.nn.Module, count: int
 ) -> dict[tuple[int, ...], tuple[str, Sequence[torch.nn.Module]]]:
-    """Module lists of ``count`` distinct members, once each, keyed by member identity."""
+    """Module lists of ``count`` distinct members, once each, keyed by their ids."""
     found: dict[tuple[int, ...], tuple[str, Sequence[torch.nn.Module]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):

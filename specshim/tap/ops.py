@@ -1,4 +1,4 @@
-"""The custom op that records one layer's residual stream: one copy, opaque to compilers."""
+"""The custom op that records one layer's residual stream; opaque to compilers."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The start-up proof: what is recorded is what the next layer takes as its stream.
 
-Layers differ in what they return, and the shape does not tell: a second tensor may be a
-residual still to be added, or a stale one (Granite 4: adding it is wrong by 98 %). So one
-eager dummy forward replaces every layer's output by noise and watches what the next
-layer, or the final norm, makes of it. Noise also keeps the proof clear of the NaNs that
-dummy runs without caches produce.
+Layers differ in what they return, and the shape does not tell: a second tensor may be
+a residual still to be added, or a stale one (Granite 4: adding it is wrong by 98 %).
+So one eager dummy forward replaces every layer's output by noise and watches what the
+next layer, or the final norm, makes of it. Noise also keeps the proof clear of the NaNs
+that dummy runs without caches produce.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows of the capture buffer belong to which request, by the runner's own batch."""
+"""Which rows of the capture buffer belong to which request, by the runner's batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's half: which request gets which file, and which rows it has been given."""
+"""The scheduler's half: which request gets which file, and which rows it was given."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def file_name(request_id: str) -> str:
 
 
 def custom_path(storage: str, asked: object) -> str:
-    """The real path of a client's ``hidden_states_path``, which must lie in ``storage``.
+    """The real path of a client's ``hidden_states_path``; it must lie in ``storage``.
 
     Raises:
         ValueError: it does not; the message is for the client.
@@ -203,8 +203,8 @@ class Samples:
             self._fail(
                 request_id,
                 f"tokens {sample.covered} to {start - 1} were not computed but taken "
-                "from the prefix cache, so they have no hidden states; start the server "
-                "with --no-enable-prefix-caching",
+                "from the prefix cache, so they have no hidden states; start the "
+                "server with --no-enable-prefix-caching",
             )
         sample.covered = max(sample.covered, start + count)
 

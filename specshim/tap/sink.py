@@ -8,6 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 _PAGE = 4096  # the data begins on a page
@@ -137,32 +138,25 @@ class FileWriter:
 
     def abort(self) -> None:
         """Remove the temporary file; a client that waits finds no file."""
-        for action in (
-            lambda: os.close(self._fd),
-            lambda: os.unlink(self._temporary),
-        ):
-            try:
-                action()
-            except OSError:
-                pass  # already closed or gone, which is what is wanted
+        # Whatever is closed or gone already is as it should be.
+        with suppress(OSError):
+            os.close(self._fd)
+        with suppress(OSError):
+            os.unlink(self._temporary)
         self._unlock(remove=True)
 
     def discard(self) -> None:
         """Remove the complete file and its lock file."""
         for path in (self._path, f"{self._path}.lock"):
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(path)
-            except FileNotFoundError:
-                pass
 
     def _unlock(self, *, remove: bool) -> None:
         if self._lock_fd is None:
             return
         if remove:
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(f"{self._path}.lock")
-            except FileNotFoundError:
-                pass
         os.close(self._lock_fd)
         self._lock_fd = None
 

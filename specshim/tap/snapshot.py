@@ -1,4 +1,4 @@
-"""Rows of one step on their way to the host: device snapshot, side stream, pinned copy."""
+"""Rows of one step on their way to the host: snapshot, side stream, pinned copy."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class HostRows:
 class Snapshots:
     """Takes a step's rows off the capture buffer before the next forward overwrites it.
 
-    On an accelerator the rows go to the staging buffer on the forward's stream, and from there to pinned memory on a side stream, so that the forward never
-    waits for the bus.
+    On an accelerator the rows go to the staging buffer on the forward's stream, and
+    from there to pinned memory on a side stream, so that the forward never waits for
+    the bus.
     """
 
     def __init__(self, taps: Taps) -> None:

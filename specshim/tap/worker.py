@@ -225,7 +225,7 @@ class TapWorker:
             job.add_done_callback(piece_written)
 
     def close(self, request_id: str, closed: Closed) -> None:
-        """The client is told of the sample; with output tokens, its size is known now."""
+        """The client is told of the sample, whose size is known now at the latest."""
         sample = self._samples.pop(request_id, None)
         if sample is None or sample.is_covered():
             return

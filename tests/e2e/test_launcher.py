@@ -1,4 +1,4 @@
-"""The main job: launch through specshim, ask as the clients do, compare with transformers."""
+"""The main job: launch, ask as the clients do, compare with transformers."""
 
 from __future__ import annotations
 

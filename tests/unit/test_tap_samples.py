@@ -1,4 +1,4 @@
-"""The scheduler's half: names, paths, siblings, coverage, and what the client is told."""
+"""The scheduler's half: names, paths, siblings, coverage, what the client is told."""
 
 from __future__ import annotations
 
