@@ -36,6 +36,7 @@ class TapMetadata(KVConnectorMetadata):
     """What the scheduler tells the worker about one step."""
 
     step: StepSamples = field(default_factory=StepSamples)
+    handled: bool = False
 
 
 def layer_ids_of(vllm_config: VllmConfig) -> tuple[int, ...]:
@@ -146,11 +147,23 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """After the forward, or (from 0.31) in a step without one."""
+        self._handle_step()
+
+    def get_finished(
+        self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
+        """The end of every step; up to 0.30 the only call in one without a forward."""
+        self._handle_step()
+        return None, None
+
+    def _handle_step(self) -> None:
         if self._worker is None or not self.has_connector_metadata():
             return
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, TapMetadata)
-        self._worker.step(metadata.step)
+        if not metadata.handled:
+            metadata.handled = True
+            self._worker.step(metadata.step)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
