@@ -41,6 +41,8 @@ OPTIONS = (
     Option("data_parallel_backend", "str", "-dpb"),
     Option("trust_remote_code", "bool"),
     Option("model", "str"),
+    Option("revision", "str"),
+    Option("hf_token", "str"),
     Option("headless", "bool"),
     Option("grpc", "bool"),
     Option("api_server_count", "int", "-asc"),

@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 from specshim import _vllm_facts as facts
 from specshim._launch import Launch, build_launch, describe, storage_path
 from specshim._storage import storage_problem
-from specshim.detect import ModelNotFound, detect_environment, detect_model
+from specshim.argv import read_argv
+from specshim.detect import ModelFacts, ModelNotFound, detect_environment
+from specshim.detect.hub import detect_or_download
 
 DESCRIPTION = """\
 Launch vLLM for the extraction of hidden states. Flags that are not listed here,
@@ -124,7 +126,7 @@ def _run(argv: Sequence[str]) -> int:
     args, vllm_args = parse(argv)
     environment = detect_environment()
     try:
-        model = detect_model(args.model)
+        model = _model_facts(args.model, vllm_args)
     except ModelNotFound as error:
         hint = (
             " The model comes first, then the flags." if argv[0] != args.model else ""
@@ -149,6 +151,16 @@ def _run(argv: Sequence[str]) -> int:
     sys.stderr.flush()
     os.environ.update(launch.variables)
     _execute(launch.command)
+
+
+def _model_facts(model: str, vllm_args: Sequence[str]) -> ModelFacts:
+    given = read_argv(vllm_args).options
+    revision, token = given.get("revision"), given.get("hf_token")
+    return detect_or_download(
+        model,
+        revision=revision if isinstance(revision, str) else None,
+        token=token if isinstance(token, str) else None,
+    )
 
 
 def _plugin_problem(launch: Launch) -> str | None:

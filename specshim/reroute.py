@@ -6,11 +6,9 @@ API servers, data parallel ranks and ``LLM`` all call, in every release.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
@@ -82,38 +80,19 @@ def decide(engine_args: Any) -> LaunchPlan:
 
 
 def _model_facts(engine_args: Any) -> ModelFacts:
-    from specshim.detect import ModelNotFound, detect_model
+    from specshim.detect import ModelNotFound
+    from specshim.detect.hub import detect_or_download
 
-    model = getattr(engine_args, "hf_config_path", None) or engine_args.model
     try:
-        return detect_model(model)
-    except ModelNotFound as error:
-        folder = _download_config(model, engine_args)
-        if folder is None:
-            raise ValueError(
-                f"specshim: {error} SPECSHIM=0 starts the server without specshim."
-            ) from None
-    return dataclasses.replace(detect_model(folder), name=model)
-
-
-def _download_config(model: str, engine_args: Any) -> str | None:
-    """The cache folder of the hub model's config.json, which vLLM needs next."""
-    if Path(model).exists():
-        return None
-    try:
-        import huggingface_hub
-    except ImportError:
-        return None
-    try:
-        path = huggingface_hub.hf_hub_download(
-            model,
-            "config.json",
+        return detect_or_download(
+            getattr(engine_args, "hf_config_path", None) or engine_args.model,
             revision=getattr(engine_args, "revision", None),
             token=getattr(engine_args, "hf_token", None),
         )
-    except (OSError, ValueError):  # what the hub client raises, offline included
-        return None
-    return str(Path(path).parent)
+    except ModelNotFound as error:
+        raise ValueError(
+            f"specshim: {error} SPECSHIM=0 starts the server without specshim."
+        ) from None
 
 
 def _speaks_for_the_server(engine_args: Any) -> bool:

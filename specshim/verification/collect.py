@@ -156,6 +156,8 @@ def _fetch(
         )
     parameters = answer.get("kv_transfer_params") or {}
     handle = parameters.get("hidden_states_path") or parameters.get("handle")
+    if reason := parameters.get("hidden_states_error"):
+        raise CouldNotTell(f"The server gave no states: {reason}.")
     if not handle:
         raise CouldNotTell(
             "The answer names no hidden-states file (kv_transfer_params."

@@ -253,4 +253,4 @@ def test_specshim_verify_says_right(tapped):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["verdict"] == "right"
+    assert json.loads(done.stdout)["status"] == "right"

@@ -1,0 +1,84 @@
+"""A hub model whose config is not cached: the real hub client, a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from specshim.detect import ModelNotFound
+from specshim.detect.hub import detect_or_download
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 64}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers for one file of one model, as the hub's resolve endpoint does."""
+
+    def do_HEAD(self) -> None:
+        self.answer(b"")
+
+    def do_GET(self) -> None:
+        self.answer(json.dumps(CONFIG).encode())
+
+    def answer(self, body: bytes) -> None:
+        found = self.path.startswith("/org/tiny/resolve/")
+        self.send_response(200 if found else 404)
+        self.send_header("ETag", '"1"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(json.dumps(CONFIG))))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def layers_of(model: str, hub: str, cache, **variables: str) -> str:
+    """In a process of its own: the client reads its variables when imported."""
+    code = (
+        "import sys; from specshim.detect.hub import detect_or_download as d;"
+        "facts = d(sys.argv[1]); print(facts.name, facts.num_hidden_layers)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, model],
+        env={"HF_ENDPOINT": hub, "HF_HOME": str(cache), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def test_the_config_is_fetched_once_and_then_read_from_the_cache(hub, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    assert layers_of("org/tiny", hub, tmp_path) == "org/tiny 6"
+    again = layers_of("org/tiny", "http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1")
+    assert again == "org/tiny 6"
+
+
+def test_a_model_that_is_not_to_be_had_is_a_sentence(hub, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    assert "ModelNotFound" in layers_of("org/absent", hub, tmp_path)
+    offline = layers_of("org/tiny", hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert "ModelNotFound" in offline
+
+
+def test_a_local_folder_is_never_looked_for_on_the_hub(tmp_path):
+    with pytest.raises(ModelNotFound, match="config.json"):
+        detect_or_download(str(tmp_path))
