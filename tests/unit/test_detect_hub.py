@@ -80,5 +80,5 @@ def test_a_model_that_is_not_to_be_had_is_a_sentence(hub, tmp_path):
 
 
 def test_a_local_folder_is_never_looked_for_on_the_hub(tmp_path):
-    with pytest.raises(ModelNotFound, match="config.json"):
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
         detect_or_download(str(tmp_path))
