@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one forward call, also as one flat tuple of values."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Positional arguments, then keyword arguments in their order."""
+        return (*self.args, *self.kwargs.values())
+
+    def with_values(self, values: Sequence[Any]) -> Call:
+        """The same call with other values, given as :attr:`values` are."""
+        count = len(self.args)
+        named = dict(zip(self.kwargs, values[count:], strict=True))
+        return Call(tuple(values[:count]), named)
+
+    def cloned(self) -> Call:
+        """The same call with tensors of their own, also inside tuples and lists."""
+
+        def clone(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return value.clone()
+            if isinstance(value, (tuple, list)):
+                values = [clone(item) for item in value]
+                named = hasattr(value, "_fields")
+                return type(value)(*values) if named else type(value)(values)
+            return value
+
+        return self.with_values([clone(value) for value in self.values])
 
 
 @dataclass(frozen=True)

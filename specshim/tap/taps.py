@@ -12,7 +12,7 @@ import torch
 
 from specshim.tap.layers import Forward, TapRefused, eagerly, find_decoder_layers
 from specshim.tap.ops import tap
-from specshim.tap.probe import Proof, prove
+from specshim.tap.probe import Proof, Reading, prove
 from specshim.tap.streams import Stream
 
 logger = logging.getLogger("vllm.specshim")
@@ -114,25 +114,31 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
         runs=runs,
         stage_rows=torch.empty_like(rows) if staged else None,
         stage_runs=torch.empty_like(runs) if staged else None,
-        readings={i: str(proof.streams[i - 1]) for i in layer_ids},
+        readings={i: str(_reading(proof, i)) for i in layer_ids},
     )
     slots: dict[int, list[int]] = {}
     for slot, layer_id in enumerate(layer_ids):
-        slots.setdefault(layer_id - 1, []).append(slot)
-    for index, stream in ((i, proof.streams[i]) for i in slots):
-        if index >= 0:
-            module = layers.modules[index]
-            wrap = _output_tap(taps, stream, tuple(slots[index]))
-            module.forward = wrap(module.forward)  # type: ignore[method-assign]
-    if -1 in slots:
-        # Last, so that the first layer's input is recorded before anything else.
-        first = layers.modules[0]
-        wrap = _input_tap(taps, proof, tuple(slots[-1]))
-        first.forward = wrap(first.forward)  # type: ignore[method-assign]
-    logger.debug(
-        "Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings
-    )
+        slots.setdefault(layer_id, []).append(slot)
+    for layer_id, places in slots.items():
+        reading = _reading(proof, layer_id)
+        if isinstance(reading, Reading):
+            module = layers.modules[layer_id]
+            wrap = _input_tap(taps, reading, tuple(places))
+        else:
+            module = layers.modules[layer_id - 1]
+            wrap = _output_tap(taps, reading, tuple(places))
+        module.forward = wrap(module.forward)  # type: ignore[method-assign]
+    logger.debug("Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings)
     return taps
+
+
+def _reading(proof: Proof, layer_id: int) -> Reading | Stream:
+    """Where id ``layer_id`` is recorded: at its layer's entry if that can be read.
+
+    What the model's own code does between two layers (DeepStack adds image features)
+    is in the stream then. The last id has no layer to enter.
+    """
+    return proof.inputs.get(layer_id) or proof.streams[layer_id - 1]
 
 
 def _output_tap(
@@ -154,15 +160,13 @@ def _output_tap(
 
 
 def _input_tap(
-    taps: Taps, proof: Proof, slots: tuple[int, ...]
+    taps: Taps, reading: Reading, slots: tuple[int, ...]
 ) -> Callable[[Forward], Forward]:
     rows, runs = taps.rows, taps.runs
-    stream, positional, keywords = proof.streams[-1], proof.positional, proof.keywords
 
     def wrap(forward: Forward) -> Forward:
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            taken = (*args[:positional], *[kwargs[name] for name in keywords])
-            main, residual = stream.parts(taken)
+            main, residual = reading.parts(args, kwargs)
             for slot in slots:
                 tap(rows, runs, main, residual, slot)
             return forward(*args, **kwargs)

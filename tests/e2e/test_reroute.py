@@ -40,7 +40,7 @@ def test_a_stock_command_line(release, architecture, options, tiny, tmp_path):
         done = subprocess.run(verify, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert server.leftovers() == []
-    said = re.findall(r"INFO.*specshim: route tap", server.log.read_text())
+    said = re.findall(r"INFO.*specshim rerouted", server.log.read_text())
     assert len(said) == 1
 
 

@@ -113,6 +113,63 @@ class Planes(Plain):
         return output[0]
 
 
+class Mixer(nn.Module):
+    """A container: takes the stream before any norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, hidden_states):
+        return self.proj(hidden_states)
+
+
+class StaleNormLast(Stale):
+    """EXAONE-4: the full stream and a stale residual; the first to look is no norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mixer()
+
+    def forward(self, positions, hidden_states, residual):
+        residual = hidden_states
+        hidden_states = residual + self.input_layernorm(self.mlp(hidden_states))
+        return hidden_states, residual
+
+
+class TwiceNorm(RMSNorm):
+    """Cohere: gets the stream twice, hands the second through."""
+
+    def forward(self, x, residual=None):
+        return self.normed(x) if residual is None else (self.normed(x), residual)
+
+
+class Parallel(Stale):
+    """Cohere: (stream, stale residual), the norm called with one tensor twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = TwiceNorm()
+
+    def forward(self, positions, hidden_states, residual):
+        normed, residual = self.input_layernorm(hidden_states, hidden_states)
+        return residual + self.mlp(normed), residual
+
+
+class Shared(Plain):
+    """Zamba2: a block sees the stream beside the embeddings, the norm sees a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(2 * HIDDEN, HIDDEN)
+
+    def forward(self, positions, hidden_states, residual=None):
+        original = torch.ones_like(hidden_states)
+        extra = self.block(torch.cat([hidden_states, original], -1))
+        mixed = self.input_layernorm(hidden_states + extra)
+        return hidden_states + self.mlp(mixed)
+
+
 class Model(nn.Module):
     """Embedding, layers, final norm; ``finish`` says how the norm is called."""
 
@@ -205,6 +262,9 @@ def truths(model: Model, ids) -> list:
         Model(PostNorm),
         Model(Batched),
         Model(Planes),
+        Model(StaleNormLast, finish="norm(h)"),
+        Model(Parallel, norm=TwiceNorm),
+        Model(Shared),
     ],
     ids=lambda m: f"{type(m.layers[0]).__name__}-{type(m.norm).__name__}-{m.finish}",
 )
@@ -218,6 +278,41 @@ def test_every_kind_of_layer_is_recorded_as_its_stream(model):
     for slot, layer_id in enumerate(asked):
         torch.testing.assert_close(taps.rows[:31, slot], expected[layer_id])
     assert taps.runs.tolist() == [1] * len(asked)
+
+
+def test_what_the_model_adds_between_layers_is_in_the_stream():
+    """Qwen3-VL's DeepStack: image features, zero in every dummy run."""
+
+    class DeepStack(Model):
+        features = torch.zeros(1, HIDDEN)
+
+        def forward(self, ids):
+            h, r = self.embed(ids), None
+            for layer in self.layers:
+                h, r = layer(torch.arange(len(ids)), h, r)
+                h = h + self.features
+            return self.norm(h, r)[0]
+
+    model, ids = DeepStack(Pending), torch.randint(0, 50, (9,))
+    taps = install_taps(runner_of(model), config(), (2,))
+    with torch.inference_mode():
+        model(ids)
+        plain = taps.rows[:9, 0].clone()
+        model.features = torch.randn(1, HIDDEN)
+        h, r = model.embed(ids), None
+        for layer in model.layers[:2]:
+            h, r = layer(torch.arange(len(ids)), h, r)
+            h = h + model.features
+        expected = h + r
+        model(ids)
+    torch.testing.assert_close(taps.rows[:9, 0], expected)
+    assert not torch.allclose(plain, expected)
+
+
+@pytest.mark.parametrize("layer_id", [-1, LAYERS + 1])
+def test_an_id_out_of_range_is_a_sentence(layer_id):
+    with pytest.raises(TapRefused, match=f"ids go from 0 .embeddings. to {LAYERS}"):
+        install_taps(runner_of(Model()), config(), (layer_id,))
 
 
 def test_the_output_is_unchanged_by_the_taps():
@@ -309,6 +404,6 @@ def test_nan_outputs_do_not_hide_the_stream():
     model = Model(Poisoned)
     taps = install_taps(runner_of(model), config(), (1, LAYERS))
     assert taps.readings == {
-        1: "output[0] + output[1]",
+        1: "argument[1] + argument[2]",
         LAYERS: "output[0] + output[1]",
     }
