@@ -7,8 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-LEAST_FREE_BYTES = 1 << 30
-"""1 GiB: some 30,000 tokens of four layers of 4,096 in bfloat16."""
+LEAST_FREE_BYTES = 64 << 20
+"""64 MiB: some 2,000 tokens of four layers of 4,096 in bfloat16."""
 
 
 def storage_problem(path: str, *, create: bool) -> str | None:
@@ -37,7 +37,7 @@ def storage_problem(path: str, *, create: bool) -> str | None:
         return f"The storage path {path} cannot be written to ({reason}); {advice}"
     if free < LEAST_FREE_BYTES:
         return (
-            f"The storage path {path} has {free / 2**20:.0f} MiB free, less than 1 GiB;"
-            f" free space there, or {advice}"
+            f"The storage path {path} has {free / 2**20:.0f} MiB free, less than "
+            f"64 MiB; free space there, or {advice}"
         )
     return None

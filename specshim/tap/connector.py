@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.sampling_params import RequestOutputKind
 
+from specshim import _vllm_facts as facts
+from specshim._storage import storage_problem
 from specshim._version import __version__
 from specshim.tap.layers import TapRefused
 from specshim.tap.samples import Samples, StepSamples
-from specshim.tap.sink import FileSink
+from specshim.tap.sink import FileSink, supports_locks
 from specshim.tap.worker import TapWorker, WorkerSettings
 
 if TYPE_CHECKING:
@@ -73,16 +76,28 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._layer_ids = layer_ids_of(vllm_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._extra: dict[str, Any] = dict(extra or {})
+        self._locks = bool(self._extra.get("use_synchronization_lock", True))
+        self._sync = bool(self._extra.get("sync", False))
         self._worker: TapWorker | None = None
         self._samples: Samples | None = None
+        storage = str(self._extra.get("shared_storage_path", facts.STOCK_STORAGE))
+        self._check_storage(storage, role)
         if role == KVConnectorRole.SCHEDULER:
-            self._samples = Samples(
-                self._extra.get("shared_storage_path", "/tmp"),
-                allow_custom_path=bool(
-                    self._extra.get("allow_custom_save_path", False)
-                ),
-                sync=bool(self._extra.get("sync", False)),
-            )
+            custom = bool(self._extra.get("allow_custom_save_path", False))
+            self._samples = Samples(storage, custom, self._sync)
+
+    def _check_storage(self, storage: str, role: KVConnectorRole) -> None:
+        problem = storage_problem(storage, create=True)
+        if problem is not None:
+            raise TapRefused(problem)
+        if self._locks and not self._sync and not supports_locks(storage):
+            self._sync = True  # scheduler and worker find the same
+            if role == KVConnectorRole.SCHEDULER:
+                logger.warning(
+                    "specshim: %s is on a file system without flock, so files are "
+                    "completed before the response leaves, which is slower.",
+                    storage,
+                )
 
     # Worker side
 
@@ -118,8 +133,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
                     "max_backlog_seconds", WorkerSettings.max_backlog_seconds
                 )
             ),
-            sync=bool(self._extra.get("sync", False)),
+            sync=self._sync,
         )
+        _raise_file_limit(self._config.scheduler_config.max_num_seqs)
         self._worker = TapWorker(taps, self._sink(taps), settings)
 
     def _sink(self, taps: Any) -> FileSink:
@@ -136,7 +152,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
                 "specshim": __version__,
                 "route": "tap",
             },
-            lock=bool(self._extra.get("use_synchronization_lock", True)),
+            lock=self._locks,
         )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -156,12 +172,16 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._handle_step()
         return None, None
 
-    def _handle_step(self) -> None:
-        if self._worker is None or not self.has_connector_metadata():
-            return
+    def _unhandled(self) -> TapMetadata | None:
+        if not self.has_connector_metadata():
+            return None
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, TapMetadata)
-        if not metadata.handled:
+        return None if metadata.handled else metadata
+
+    def _handle_step(self) -> None:
+        metadata = self._unhandled()
+        if self._worker is not None and metadata is not None:
             metadata.handled = True
             self._worker.step(metadata.step)
 
@@ -202,6 +222,8 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             starts[new.req_id] = new.num_computed_tokens
             token_ids, embeds = new.prompt_token_ids, new.prompt_embeds
             prompt_rows = len(token_ids) if token_ids is not None else embeds.shape[0]
+            if embeds is not None:
+                token_ids = None  # where both are there, some ids are placeholders
             sampling = new.sampling_params
             self._samples.open(
                 new.req_id,
@@ -242,13 +264,30 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if not has_kv_transfer_group():
             return
         connector = get_kv_transfer_group()
-        if isinstance(connector, TapConnector) and connector._worker is not None:
-            assert self._samples is not None
-            ended = self._samples.take_ended()
-            for request_id, closed in ended.closed.items():
-                connector._worker.close(request_id, closed)
-            for request_id, reason in ended.dropped.items():
-                connector._worker.drop(request_id, reason)
+        if not isinstance(connector, TapConnector) or connector._worker is None:
+            return
+        if connector._unhandled() is not None:
+            return  # it may open the very sample; what has ended goes with the next
+        assert self._samples is not None
+        connector._worker.step(self._samples.take_ended())
+
+
+def _raise_file_limit(max_num_seqs: int) -> None:
+    """Each open sample has two descriptors; only vLLM's API server raises the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    needed = 2 * max_num_seqs + 512
+    if hard != infinite and hard < needed:
+        logger.warning(
+            "specshim: %d requests at a time may need %d open files, and the limit is "
+            "%d; raise it with `ulimit -Hn`.",
+            max_num_seqs,
+            needed,
+            hard,
+        )
+    if soft != infinite and soft < needed:
+        most = needed if hard == infinite else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _parameters(sampling_params: Any) -> dict[str, Any]:

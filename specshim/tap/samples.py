@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+logger = logging.getLogger("vllm.specshim")
 
 _NAME_LIMIT = 200  # file names end at 255 bytes; suffixes need room
 _REMEMBERED = 4096  # first choices whose siblings may still come
@@ -78,39 +81,49 @@ def custom_path(storage: str, asked: object) -> str:
     path = os.path.realpath(os.path.join(root, asked))
     if os.path.commonpath([root, path]) != root or path == root:
         raise ValueError(f"hidden_states_path must lie below the storage path {root}")
+    if os.path.isdir(path):
+        raise ValueError("hidden_states_path is a folder")
     return path
 
 
-# One HTTP completion request with several prompts becomes cmpl-X-0, cmpl-X-1, ... (and,
-# in later releases, a random suffix); n > 1 becomes 0_X, 1_X, ... Only one path reaches
-# the client, the first prompt's (protocol of vLLM's completion endpoint since V1).
-_SIBLINGS = (
-    re.compile(r"(?P<head>)(?P<index>\d+)_(?P<tail>.+)"),
-    re.compile(r"(?P<head>cmpl-.+-)(?P<index>\d+)(?P<tail>)"),
-    re.compile(r"(?P<head>cmpl-.+-)(?P<index>\d+)(?P<tail>)-[0-9a-f]{8}"),
+# One HTTP completion request with several prompts becomes cmpl-X-0, cmpl-X-1, ... (with
+# a random suffix in later releases); n > 1 becomes 0_X, 1_X, ... The client is told one
+# path, the first prompt's (vLLM's completion endpoint and ParentRequest, all releases).
+_CHOICE = re.compile(r"(?P<index>\d+)_(?P<rest>.+)")
+_PROMPT = (
+    re.compile(r"(?P<head>cmpl-.+)-(?P<index>\d+)-[0-9a-f]{8}"),
+    re.compile(r"(?P<head>cmpl-.+)-(?P<index>\d+)"),
 )
+_OF_THE_SERVER = ("cmpl-", "chatcmpl-")
 
 
 class Siblings:
     """Recognises the requests that one client call was split into."""
 
     def __init__(self) -> None:
-        self._firsts: OrderedDict[tuple[int, str, str], str] = OrderedDict()
+        self._firsts: OrderedDict[str, str] = OrderedDict()
 
     def first_of(self, request_id: str) -> str | None:
-        """The id of the call's first request, or None where this is it."""
-        for form, pattern in enumerate(_SIBLINGS):
-            match = pattern.fullmatch(request_id)
-            if match is None:
-                continue
-            key = (form, match["head"], match["tail"])
-            if int(match["index"]) == 0:
-                self._firsts[key] = request_id
-                if len(self._firsts) > _REMEMBERED:
-                    self._firsts.popitem(last=False)
-            elif key in self._firsts:
-                return self._firsts[key]
-        return None
+        """The id of the call's first request; None where this is it.
+
+        "" where it is not the first and the first went to another engine (data
+        parallel) or is long forgotten.
+        """
+        choice = _CHOICE.fullmatch(request_id)
+        rest = choice["rest"] if choice else request_id
+        prompt = next((m for p in _PROMPT if (m := p.fullmatch(rest))), None)
+        if choice is None and prompt is None:
+            return None
+        call = prompt["head"] if prompt else rest
+        if not any(int(match["index"]) for match in (choice, prompt) if match):
+            self._firsts[call] = request_id
+            if len(self._firsts) > _REMEMBERED:
+                self._firsts.popitem(last=False)
+            return None
+        if call in self._firsts:
+            return self._firsts[call]
+        # An id that a caller of AsyncLLM chose may look like one of n > 1.
+        return "" if rest.startswith(_OF_THE_SERVER) else None
 
 
 @dataclass
@@ -152,7 +165,8 @@ class Samples:
             token_ids: of the prompt; None for prompt embeddings.
             prompt_rows: length of the prompt.
             parameters: the request's ``kv_transfer_params``.
-            streamed: the response is streamed, and so cannot tell the path.
+            streamed: the output is sent piece by piece; the HTTP endpoints cannot tell
+                the path then, whereas callers of AsyncLLM are told.
         """
         if request_id in self._samples or request_id in self._shared:
             return
@@ -170,7 +184,7 @@ class Samples:
                 "include_output_tokens needs the lock protocol; the server runs with "
                 "sync, which completes files before the last token is known"
             )
-        elif streamed and asked is None:
+        elif streamed and asked is None and request_id.startswith(_OF_THE_SERVER):
             sample.failure = "streamed responses cannot tell where the file is"
         elif asked is not None and not self._allow_custom_path:
             sample.failure = (
@@ -186,7 +200,9 @@ class Samples:
         others = [s for i, s in self._samples.items() if i != request_id]
         if sample.failure is None and any(s.path == sample.path for s in others):
             sample.failure = f"another request in flight writes to {sample.path}"
-        if sample.failure is None:
+        if sample.failure is not None:
+            _log(request_id, sample.failure)
+        else:
             self._step.opened[request_id] = Opened(
                 path=sample.path,
                 rows=None if with_output else prompt_rows,
@@ -210,6 +226,7 @@ class Samples:
 
     def _fail(self, request_id: str, reason: str) -> None:
         self._samples[request_id].failure = reason
+        _log(request_id, reason)
         self._drop(request_id, reason)
 
     def _drop(self, request_id: str, reason: str) -> None:
@@ -226,9 +243,8 @@ class Samples:
         """
         first = self._shared.pop(request_id, None)
         if first is not None:
-            path = self._told.get(first) or getattr(
-                self._samples.get(first), "path", None
-            )
+            running = self._samples.get(first)
+            path = running.path if running else self._told.get(first)
             return None if path is None else {"hidden_states_path": path}
         sample = self._samples.pop(request_id, None)
         if sample is None:  # aborted before it was ever scheduled
@@ -236,6 +252,7 @@ class Samples:
         rows = len(all_token_ids) - 1 if sample.with_output else sample.prompt_rows
         if sample.failure is None and not aborted and sample.covered < rows:
             sample.failure = f"only {sample.covered} of {rows} rows were computed"
+            _log(request_id, sample.failure)
             self._drop(request_id, sample.failure)
         if aborted:
             if sample.failure is None:
@@ -260,3 +277,7 @@ class Samples:
         ended = StepSamples(closed=self._step.closed, dropped=self._step.dropped)
         self._step.closed, self._step.dropped = {}, {}
         return ended
+
+
+def _log(request_id: str, reason: str) -> None:
+    logger.warning("No hidden states for request %s: %s", request_id, reason)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -101,20 +102,27 @@ class FileSink:
 
 
 class FileWriter:
-    """One safetensors file: a hidden temporary one until it is complete."""
+    """One safetensors file: a hidden temporary one until it is complete.
+
+    Whatever lay under the final name is removed at the start, so that a client can
+    never take an older sample for this one.
+    """
 
     def __init__(self, sink: FileSink, path: str, *, lock: bool) -> None:
         self._sink = sink
         self._path = path
-        folder, name = os.path.split(path)
+        folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
-        self._temporary = os.path.join(folder, f".{name[:200]}.{os.getpid()}.partial")
-        self._lock_fd = _create_lock(f"{path}.lock") if lock else None
+        self._temporary = os.path.join(folder, f".{secrets.token_hex(16)}.partial")
+        self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
+        self._fd = -1
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
             self._fd = os.open(self._temporary, flags, 0o644)
         except OSError:
-            self._unlock(remove=True)
+            self.abort()
             raise
 
     def write(self, start: int, rows: memoryview) -> None:
@@ -132,33 +140,45 @@ class FileWriter:
         size = self._sink.base - 8
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
-        os.close(self._fd)
+        self._close()  # some file systems report a failed write only here
         os.rename(self._temporary, self._path)
-        self._unlock(remove=False)
+        self._unlock()
 
     def abort(self) -> None:
         """Remove the temporary file; a client that waits finds no file."""
-        # Whatever is closed or gone already is as it should be.
         with suppress(OSError):
-            os.close(self._fd)
-        with suppress(OSError):
-            os.unlink(self._temporary)
+            self._close()
+        _remove(self._temporary)
         self._unlock(remove=True)
 
     def discard(self) -> None:
         """Remove the complete file and its lock file."""
-        for path in (self._path, f"{self._path}.lock"):
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+        _remove(self._path)
+        _remove(f"{self._path}.lock")
 
-    def _unlock(self, *, remove: bool) -> None:
-        if self._lock_fd is None:
+    def _close(self) -> None:
+        descriptor, self._fd = self._fd, -1  # never twice: numbers are used again
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _unlock(self, *, remove: bool = False) -> None:
+        descriptor, self._lock_fd = self._lock_fd, -1
+        if descriptor < 0:
             return
         if remove:
-            with suppress(FileNotFoundError):
-                os.unlink(f"{self._path}.lock")
-        os.close(self._lock_fd)
-        self._lock_fd = None
+            _remove(f"{self._path}.lock")
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    """Remove a file if that is possible.
+
+    A file system that fails here has failed the sample already, or keeps a file that
+    nobody is told of; neither may stop the server.
+    """
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def _create_lock(path: str) -> int:
@@ -169,18 +189,35 @@ def _create_lock(path: str) -> int:
         OSError: it is held by another process, or the file cannot be created.
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    while True:
+        descriptor = os.open(path, flags, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno == errno.EWOULDBLOCK:
+                text = f"{path} is locked by another process"
+                raise OSError(error.errno, text) from None
+            text = f"flock on {path}: {error.strerror}"
+            raise LockUnsupported(error.errno, text) from None
+        # A client that is done with an earlier file may have removed the lock file
+        # between our open and our flock.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
         os.close(descriptor)
-        if error.errno == errno.EWOULDBLOCK:
-            raise OSError(error.errno, f"{path} is locked by another process") from None
-        os.unlink(path)
-        raise LockUnsupported(
-            error.errno, f"flock on {path}: {error.strerror}"
-        ) from None
-    return descriptor
+
+
+def supports_locks(folder: str) -> bool:
+    """Whether ``flock`` works on files in ``folder``, which must be writable."""
+    path = os.path.join(folder, f".{secrets.token_hex(16)}.lock")
+    try:
+        os.close(_create_lock(path))
+    except LockUnsupported:
+        return False
+    finally:
+        _remove(path)
+    return True
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

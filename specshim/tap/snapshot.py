@@ -55,6 +55,11 @@ class Snapshots:
             self._stream = self._device.Stream()
             self._copied: Any = None
 
+    def use_device(self) -> None:
+        """Make the rows' device the calling thread's; else it would wake device 0."""
+        if self._device is not None:
+            self._device.set_device(self._rows.device)
+
     def take(self, first: int, last: int) -> HostRows:
         """Copy rows [first, last) and the run counts, as the forward left them."""
         if self._device is None:  # the CPU has computed them already

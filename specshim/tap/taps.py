@@ -128,7 +128,9 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
             module = layers.modules[layer_id - 1]
             wrap = _output_tap(taps, reading, tuple(places))
         module.forward = wrap(module.forward)  # type: ignore[method-assign]
-    logger.debug("Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings)
+    logger.debug(
+        "Tapped %s of %s: %s", layers.name, type(model).__name__, taps.readings
+    )
     return taps
 
 

@@ -6,11 +6,12 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
 from specshim.tap.rows import RowsUnknown, batch_rows
 from specshim.tap.samples import Closed, Opened, StepSamples
-from specshim.tap.sink import LockUnsupported, SampleWriter, Sink
+from specshim.tap.sink import SampleWriter, Sink
 from specshim.tap.snapshot import HostRows, Snapshots
 from specshim.tap.taps import Taps
 
@@ -36,6 +37,8 @@ class _Sample:
         self._lock = threading.Lock()
         self._pending = 0
         self._ended = False  # no more rows will come
+        self._finishing = False
+        self._discarded = False
         self._failure: str | None = None
 
     def is_covered(self) -> bool:
@@ -73,33 +76,38 @@ class _Sample:
 
     def discard(self, reason: str) -> None:
         """Nobody will be told of this sample: leave nothing behind, complete or not."""
-        self.end(reason)
         with self._lock:
+            self._discarded = True
+            if not self._finishing:
+                self._failure = self._failure or reason
             complete = self.done.is_set() and self._failure is None
         if complete:
             self._writer.discard()
+        self.end(reason)
 
     def _take_end(self) -> bool:
-        return self._ended and self._pending == 0 and not self.done.is_set()
+        """Under the lock: whether the caller is the one to finish the sample."""
+        last = self._ended and self._pending == 0 and not self._finishing
+        self._finishing = self._finishing or last
+        return last
 
     def _finish(self) -> None:
         """Commit or abort; called once, by whichever thread ends the sample."""
-        try:
-            if self._failure is None:
+        if self._failure is None:
+            try:
                 assert self.rows is not None
-                try:
-                    self._writer.commit(self.rows, self.token_ids)
-                except OSError as error:
-                    self._failure = f"it could not be completed: {error}"
-            if self._failure is not None:
-                self._writer.abort()
-                logger.warning(
-                    "No hidden states for request %s: %s",
-                    self.request_id,
-                    self._failure,
-                )
-        finally:
+                self._writer.commit(self.rows, self.token_ids)
+            except Exception as error:  # whatever it is, the sample has failed
+                self._failure = f"it could not be completed: {error}"
+        if self._failure is not None:
+            self._writer.abort()
+            log = logger.debug if self._discarded else logger.warning
+            log("No hidden states for request %s: %s", self.request_id, self._failure)
+        with self._lock:
             self.done.set()
+            late = self._discarded and self._failure is None
+        if late:
+            self._writer.discard()
 
 
 @dataclass(frozen=True)
@@ -119,14 +127,16 @@ class TapWorker:
         self._taps = taps
         self._sink = sink
         self._settings = settings
-        self._sync = settings.sync
         self._snapshots = Snapshots(taps)
         self._backlog = Backlog(
             settings.max_backlog_bytes, settings.max_backlog_seconds
         )
         self._samples: dict[str, _Sample] = {}
+        self._by_path: WeakValueDictionary[str, _Sample] = WeakValueDictionary()
         self._pool = ThreadPoolExecutor(
-            settings.threads, thread_name_prefix="specshim-writer"
+            settings.threads,
+            thread_name_prefix="specshim-writer",
+            initializer=self._snapshots.use_device,
         )
 
     def begin(self) -> None:
@@ -137,34 +147,31 @@ class TapWorker:
         """After a step's forward, or in a step without one."""
         for request_id, opened in step.opened.items():
             self._open(request_id, opened)
-        completed = self._record(step)
+        try:
+            completed = self._record(step)
+        except Exception as error:  # the samples of this step fail, the server lives
+            completed = []
+            for request_id in step.scheduled:
+                self.drop(request_id, f"its rows could not be taken: {error}")
         for request_id, closed in step.closed.items():
             self.close(request_id, closed)
         for request_id, reason in step.dropped.items():
-            self.drop(request_id, reason)
-        if self._sync:
+            self.discard(request_id, reason)
+        if self._settings.sync:
             for sample in completed:
                 sample.done.wait()
 
     def _open(self, request_id: str, opened: Opened) -> None:
+        earlier = self._by_path.get(opened.path)
+        if earlier is not None:
+            earlier.done.wait()  # a path that clients choose may be in use still
         try:
-            writer = self._open_writer(opened.path)
+            writer = self._sink.open(opened.path, announced=not self._settings.sync)
         except OSError as error:
             logger.warning("No hidden states for request %s: %s", request_id, error)
             return
-        self._samples[request_id] = _Sample(request_id, opened, writer)
-
-    def _open_writer(self, path: str) -> SampleWriter:
-        try:
-            return self._sink.open(path, announced=not self._sync)
-        except LockUnsupported as error:
-            logger.warning(
-                "%s; files are completed before the response leaves instead, which "
-                "is slower. Put the hidden-states path on a file system with flock.",
-                error,
-            )
-            self._sync = True
-            return self._sink.open(path, announced=False)
+        sample = _Sample(request_id, opened, writer)
+        self._samples[request_id] = self._by_path[opened.path] = sample
 
     def _record(self, step: StepSamples) -> list[_Sample]:
         """Send this step's rows on their way; returns the samples now fully covered."""
@@ -201,28 +208,26 @@ class TapWorker:
         return completed
 
     def _submit(self, pieces: list[tuple[_Sample, int, int, int]]) -> None:
+        for sample, *_ in pieces:
+            sample.add()
         first = min(row for _, _, row, _ in pieces)
         last = max(row + count for _, _, row, count in pieces)
         size = (last - first) * self._taps.rows[0].nbytes
-        ticket = self._backlog.admit(size)
-        rows = self._snapshots.take(first, last)
-        left = len(pieces)
-        guard = threading.Lock()
-
-        def piece_written(_: Future[None]) -> None:
-            nonlocal left
-            with guard:
-                left -= 1
-                empty = left == 0
-            if empty:
-                self._backlog.release(ticket)
-
-        for sample, start, row, count in pieces:
-            sample.add()
-            job = self._pool.submit(
-                _write_piece, sample, rows, start, row - first, count
-            )
-            job.add_done_callback(piece_written)
+        left = _Countdown(len(pieces), self._backlog, self._backlog.admit(size))
+        started = 0
+        try:
+            rows = self._snapshots.take(first, last)
+            for sample, start, row, count in pieces:
+                job = self._pool.submit(
+                    _write_piece, sample, rows, start, row - first, count
+                )
+                started += 1
+                job.add_done_callback(left.one_done)
+        except Exception as error:
+            for sample, *_ in pieces[started:]:  # they never reached a writer
+                sample.piece_done(f"its rows could not be taken: {error}")
+                left.one_done(None)
+            raise
 
     def close(self, request_id: str, closed: Closed) -> None:
         """The client is told of the sample, whose size is known now at the latest."""
@@ -236,17 +241,41 @@ class TapWorker:
         )
 
     def drop(self, request_id: str, reason: str) -> None:
-        """The sample will not be completed: leave nothing of it behind."""
+        """The sample has failed, and the log says so."""
+        sample = self._samples.pop(request_id, None)
+        if sample is not None:
+            sample.end(reason)
+
+    def discard(self, request_id: str, reason: str) -> None:
+        """Nobody will ask for the sample: leave nothing of it, and say nothing."""
         sample = self._samples.pop(request_id, None)
         if sample is not None:
             sample.discard(reason)
 
     def shutdown(self) -> None:
         """Finish what is under way; drop what still lacks rows."""
-        for sample in self._samples.values():
+        for request_id, sample in list(self._samples.items()):
             if not sample.is_covered():
-                sample.end("the server stopped before it was complete")
+                self.drop(request_id, "the server stopped before it was complete")
         self._pool.shutdown(wait=True)
+
+
+class _Countdown:
+    """Releases a ticket of the backlog once all pieces of a step are written."""
+
+    def __init__(self, count: int, backlog: Backlog, ticket: int) -> None:
+        self._left = count
+        self._backlog = backlog
+        self._ticket = ticket
+        self._lock = threading.Lock()
+
+    def one_done(self, _: Future[None] | None) -> None:
+        """One more piece is written, or given up."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._backlog.release(self._ticket)
 
 
 def _write_piece(

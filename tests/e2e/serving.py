@@ -37,6 +37,9 @@ def environment(**more: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        # Tests run side by side: one thread each, bound to no core.
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **more,
     }
 

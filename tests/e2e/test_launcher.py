@@ -37,7 +37,10 @@ class Tapped:
     expected: list[Any]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=pytest.mark.xdist_group(case)) for case in CASES],
+)
 def tapped(request, tiny, tmp_path_factory) -> Iterator[Tapped]:
     """A server per release; a prompt is cut into chunks of 64 tokens."""
     architecture, options = CASES[request.param]
@@ -53,8 +56,8 @@ def tapped(request, tiny, tmp_path_factory) -> Iterator[Tapped]:
         *("--", "--dtype", "float32", "--max-model-len", "512"),
         *("--max-num-batched-tokens", "64", "--max-num-seqs", "8", *options),
     ]
-    variables = {"VLLM_CACHE_ROOT": str(folder / "cache"), "OMP_NUM_THREADS": "2"}
-    with serve(command, model, folder, **variables) as server:
+    cache = str(folder / "cache")
+    with serve(command, model, folder, VLLM_CACHE_ROOT=cache) as server:
         yield Tapped(request.param, server, prompts, expected)
 
 

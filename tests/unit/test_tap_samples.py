@@ -104,13 +104,14 @@ def test_an_aborted_request_that_the_worker_never_saw_is_not_sent_to_it():
     assert (step.opened, step.dropped) == ({}, {})
 
 
-def test_streamed_responses_leave_no_file_behind():
+def test_a_streamed_http_answer_leaves_no_file_behind():
     samples = make()
-    samples.open("r", [1], 1, {}, streamed=True)
+    samples.open("cmpl-a-0", [1], 1, {}, streamed=True)
     assert samples.take_step().opened == {}
-    assert (
-        "streamed" in samples.finish("r", [1, 2], aborted=False)["hidden_states_error"]
-    )
+    answer = samples.finish("cmpl-a-0", [1, 2], aborted=False)
+    assert "streamed" in answer["hidden_states_error"]
+    samples.open("mine", [1], 1, {}, streamed=True)  # AsyncLLM tells its caller
+    assert list(samples.take_step().opened) == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,8 @@ def test_streamed_responses_leave_no_file_behind():
         ("0_cmpl-a-0", "1_cmpl-a-0"),  # n = 2
         ("cmpl-a-0", "cmpl-a-1"),  # two prompts
         ("cmpl-a-0-0123abcd", "cmpl-a-1-89abcdef"),  # the same, later releases
+        ("0_cmpl-a-0-0123abcd", "0_cmpl-a-1-01234567"),  # both at once
+        ("0_cmpl-a-0-0123abcd", "1_cmpl-a-1-01234567"),
     ],
 )
 def test_one_call_that_became_several_requests_leaves_one_file(first, second):
@@ -129,8 +132,15 @@ def test_one_call_that_became_several_requests_leaves_one_file(first, second):
     assert samples.finish(second, [1, 2, 3], aborted=False) == told
 
 
+@pytest.mark.parametrize("sibling", ["2_chatcmpl-a", "cmpl-a-1", "1_cmpl-a-0-01234567"])
+def test_a_sibling_whose_first_went_to_another_engine_leaves_no_file(sibling):
+    samples = make()
+    assert run(samples, sibling, [1]).opened == {}
+    assert samples.finish(sibling, [1, 2], aborted=False) is None
+
+
 @pytest.mark.parametrize(
-    "ids", [("7_x", "5_x"), ("cmpl-a-3", "chatcmpl-a"), ("3", "4")]
+    "ids", [("7_x", "5_x"), ("chatcmpl-a", "cmpl-0-0-01234567"), ("3", "4")]
 )
 def test_ids_that_only_look_like_siblings_are_requests_of_their_own(ids):
     siblings = Siblings()
@@ -150,7 +160,8 @@ def test_an_allowed_path_must_lie_below_the_storage(tmp_path):
     (root / "out").symlink_to(tmp_path)
     assert custom_path(str(root), "a/b.safetensors") == str(root / "a/b.safetensors")
     assert custom_path(str(root), str(root / "c")) == str(root / "c")
-    for asked in ("../x", "/etc/passwd", "out/x", "", ".", "a\0b", 3, None):
+    (root / "folder").mkdir()
+    for asked in ("../x", "/etc/passwd", "out/x", "", ".", "a\0b", 3, None, "folder"):
         with pytest.raises(ValueError, match="hidden_states_path"):
             custom_path(str(root), asked)
 

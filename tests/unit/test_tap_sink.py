@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 from safetensors.torch import load_file
 
-from specshim.tap.sink import FileSink
+from specshim.tap.sink import FileSink, supports_locks
 
 
 def sink(dtype: str = "float32", **options: object) -> FileSink:
@@ -101,6 +101,39 @@ def test_a_lock_held_by_another_process_fails_the_sample_at_once(tmp_path):
     with pytest.raises(OSError, match="locked by another process"):
         sink().open(str(tmp_path / "a"), announced=True)
     first.abort()
+
+
+def test_a_file_system_that_refuses_to_remove_does_not_stop_the_server(
+    tmp_path, monkeypatch
+):
+    writer = sink().open(str(tmp_path / "a"), announced=True)
+
+    def read_only(*args):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "unlink", read_only)
+    writer.abort()
+    with open(tmp_path / "a.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody waits for it
+
+
+def test_locks_are_tried_and_leave_no_trace(tmp_path, monkeypatch):
+    assert supports_locks(str(tmp_path))
+
+    def unsupported(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    assert not supports_locks(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_long_names_in_any_script_fit(tmp_path):
+    path = str(tmp_path / ("ü" * 120))
+    writer = sink().open(path, announced=True)
+    writer.write(0, piece(torch.ones(1, 3, 8)))
+    writer.commit(1, [1])
+    assert load_file(path)["token_ids"].tolist() == [1]
 
 
 def test_rows_that_would_misalign_token_ids_are_refused():

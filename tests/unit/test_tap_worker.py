@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import types
 
 import pytest
@@ -149,6 +150,65 @@ def test_an_aborted_request_leaves_nothing_even_when_complete(engine):
     engine.step({}, dropped={"a": "the request was aborted", "b": "the same"})
     engine.finish()
     assert os.listdir(engine.folder) == []
+
+
+def test_an_abort_while_the_last_rows_are_being_written_leaves_nothing(
+    engine, monkeypatch
+):
+    reached, go_on = threading.Event(), threading.Event()
+    rename = os.rename
+
+    def slow(source, target):
+        reached.set()
+        go_on.wait(5)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", slow)
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
+    assert reached.wait(5)
+    engine.step({}, dropped={"a": "the request was aborted"})
+    go_on.set()
+    engine.finish()
+    assert os.listdir(engine.folder) == []
+
+
+def test_a_path_in_use_is_waited_for_and_never_served_twice(engine):
+    first = engine.open("a", 4)
+    engine.step({"a": (0, 4)}, opened=first)
+    engine.step({}, closed={"a": Closed(4, (0, 1, 2, 3))})
+    again = {"b": Opened(engine.path("a"), 8, tuple(range(8)))}
+    engine.step({"b": (0, 4)}, opened=again)
+    assert not os.path.exists(engine.path("a"))  # not the older sample
+    engine.step({"b": (4, 4)})
+    engine.finish()
+    assert torch.equal(load_file(engine.path("a"))["hidden_states"], value("b", 0, 8))
+
+
+def test_rows_that_cannot_be_taken_fail_the_step_and_not_the_server(
+    engine, monkeypatch, caplog
+):
+    def fail(*args):
+        raise RuntimeError("no pinned memory left")
+
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.worker._snapshots, "take", fail)
+        engine.step({"a": (4, 4), "b": (0, 4)}, opened=engine.open("b", 4))
+    engine.step({"c": (0, 4)}, opened=engine.open("c", 4))
+    assert engine.finish() == ["c"]
+    assert engine.worker._backlog.bytes == 0
+    assert "no pinned memory left" in caplog.text
+
+
+def test_a_failed_rename_closes_no_descriptor_of_somebody_else(engine, monkeypatch):
+    closed, close = [], os.close
+    monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), close(fd)))
+    monkeypatch.setattr(
+        os, "rename", lambda *a: (_ for _ in ()).throw(OSError(21, "x"))
+    )
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
+    assert engine.finish() == []
+    assert len(closed) == len(set(closed)) == 2  # the data and the lock
 
 
 def test_shutdown_completes_what_is_covered_and_drops_the_rest(engine):
