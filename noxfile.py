@@ -25,6 +25,7 @@ DRIVER = "speculators-0.9.0"  # the environment that pytest runs in
 DRIVER_TOOLS = (
     "pytest", "hypothesis", "mypy", "ruff", "build", "twine", "pyyaml", "openai",
     "setuptools>=77", "wheel", "nox", "uv", "types-PyYAML", "types-setuptools",
+    "pytest-xdist",
 )  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
 
@@ -42,18 +43,38 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Lint, then every test; arguments after ``--`` go to pytest."""
+    """Lint, then every test; arguments after ``--`` go to pytest instead."""
+    driver, variables = prepared(session)
+    check_style(session, driver)
+    # What measures time runs alone; real engines, which mostly wait for one core's
+    # imports and compilers, run two at a time.
+    alone = ("--ignore", "tests/e2e", "--ignore", "tests/contracts")
+    pairs = ("-n", "2", "--dist", "loadgroup", "tests/e2e", "tests/contracts")
+    for arguments in [session.posargs] if session.posargs else [alone, pairs]:
+        session.run(
+            str(driver), "-m", "pytest", *arguments, env=variables, external=True
+        )
+
+
+@nox.session
+def extended(session: nox.Session) -> None:
+    """Tests that take too long for every change: detection against vLLM's own specs."""
+    driver, variables = prepared(session)
+    command = (str(driver), "-m", "pytest", "-m", "extended", *session.posargs)
+    session.run(*command, env=variables, external=True)
+
+
+def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:
+    """The Python that pytest runs in, and the variables that name all others."""
     pythons = {name: environment(session, name) for name in requirements()}
     driver = environment(session, DRIVER, DRIVER_TOOLS)
     for python in {*pythons.values(), driver}:
         install_specshim(session, python)
-    check_style(session, driver)
     mapping = {name: str(python) for name, python in pythons.items()}
-    session.run(
-        str(driver), "-m", "pytest", *session.posargs,
-        env={"SPECSHIM_TEST_ENVS": json.dumps(mapping)},
-        external=True,
-    )  # fmt: skip
+    return driver, {
+        "SPECSHIM_TEST_ENVS": json.dumps(mapping),
+        "SPECSHIM_TEST_VLLM_PYTHON": mapping[DEMO],
+    }
 
 
 @nox.session

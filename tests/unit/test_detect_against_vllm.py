@@ -22,9 +22,12 @@ from specshim.detect import detect_model, kinds
 PYTHON = os.environ.get("SPECSHIM_TEST_VLLM_PYTHON")
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="SPECSHIM_TEST_VLLM_PYTHON names no vLLM environment"
-)
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(
+        not PYTHON, reason="SPECSHIM_TEST_VLLM_PYTHON names no vLLM environment"
+    ),
+]
 
 # Ours: vLLM's spec class, or the attention backend that a state spec names.
 SPECS: Mapping[str, str] = {
