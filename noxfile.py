@@ -49,7 +49,7 @@ def tests(session: nox.Session) -> None:
     # What measures time runs alone; real engines, which mostly wait for one core's
     # imports and compilers, run two at a time.
     alone = ("--ignore", "tests/e2e", "--ignore", "tests/contracts")
-    pairs = ("-n", "2", "--dist", "loadgroup", "tests/e2e", "tests/contracts")
+    pairs = ("-n", "2", "--dist", "loadfile", "tests/e2e", "tests/contracts")
     for arguments in [session.posargs] if session.posargs else [alone, pairs]:
         session.run(
             str(driver), "-m", "pytest", *arguments, env=variables, external=True

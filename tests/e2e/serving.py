@@ -29,6 +29,12 @@ def python_of(name: str) -> str:
     return PYTHONS[name]
 
 
+def _core() -> int:
+    cores = sorted(os.sched_getaffinity(0))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return cores[int(worker) % len(cores)]
+
+
 def environment(**more: str) -> dict[str, str]:
     """For a vLLM process of the tests: the CPU, no hub, nothing of ours set."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")}
@@ -37,9 +43,9 @@ def environment(**more: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # Tests run side by side: one thread each, bound to no core.
+        # Tests run side by side: one thread each, and a core per test process.
         "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_OMP_THREADS_BIND": str(_core()),
         **more,
     }
 

@@ -37,10 +37,7 @@ class Tapped:
     expected: list[Any]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, marks=pytest.mark.xdist_group(case)) for case in CASES],
-)
+@pytest.fixture(scope="module", params=CASES)
 def tapped(request, tiny, tmp_path_factory) -> Iterator[Tapped]:
     """A server per release; a prompt is cut into chunks of 64 tokens."""
     architecture, options = CASES[request.param]
