@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("torch")
 from conftest import LAYER_IDS, assert_exact, random_prompts, reference
 from safetensors.torch import load_file
-from serving import python_of, run_offline
-from test_launcher import load
+from serving import load, python_of, run_offline
 
 
 def stock_engine_args(model: Path, storage: Path, **more: object) -> dict:
