@@ -16,6 +16,7 @@ from specshim.detect import Environment, ModelFacts
 from specshim.planning import REMOVE, LaunchPlan, Request, plan
 
 RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVE_ONLY = (
     ("headless", "--headless"),
     ("grpc", "--grpc"),
@@ -39,32 +40,38 @@ class Launch:
     refusal: str | None = None
 
 
+def read_arguments(environment: Environment, vllm_args: Sequence[str]) -> Reading:
+    """The arguments for vLLM, as its release reads them. Opens the file of --config."""
+    number = facts.release(environment.vllm or "")
+    return read_argv(
+        vllm_args,
+        ignore_false_in_file=number is not None and number < facts.YAML_FALSE_COUNTS,
+    )
+
+
 def build_launch(
     environment: Environment,
     model: ModelFacts,
     args: argparse.Namespace,
-    vllm_args: Sequence[str],
+    reading: Reading,
     *,
     python: str = sys.executable,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
-    """The command for these arguments. Reads the file of --config, and no other."""
+    """The command for these arguments, which ``read_arguments`` has read."""
     if environment.variables.get("SPECSHIM") == "0":
-        return _stock_launch(environment, model, args, vllm_args, python)
-    number = facts.release(environment.vllm or "")
-    reading = read_argv(
-        vllm_args,
-        ignore_false_in_file=number is not None and number < facts.YAML_FALSE_COUNTS,
-    )
-    decision = plan(environment, model, _request(args, reading))
+        return _stock_launch(environment, model, args, reading, python)
     problems = [*reading.problems]
     if "model" in reading.spans:
         problems.append("The model is given twice; leave --model out.")
-    wrong_wall = [] if decision.refusal else _serve_only(environment, reading)
+    if problems:  # a plan from half-read options would say the same thing again
+        unread = LaunchPlan("none", "the arguments for vLLM cannot be used")
+        return Launch(unread, notes=reading.notes, refusal=" ".join(problems))
+    decision = plan(environment, model, _request(args, reading))
     rewriting = rewrite_argv(reading, decision.changes)
-    problems += [*rewriting.problems, *wrong_wall]
+    problems += [*rewriting.problems, *_serve_only(environment, reading)]
     if problems or decision.refusal:
-        refusal = " ".join([*problems, *filter(None, [decision.refusal])])
+        refusal = decision.refusal or " ".join(problems)
         return Launch(decision, notes=reading.notes, refusal=refusal)
     tokens = list(rewriting.tokens)
     notes = list(reading.notes)
@@ -169,7 +176,7 @@ def _entry(environment: Environment, model: str, python: str) -> tuple[str, ...]
     if _past_the_wall(environment):
         module = "vllm.entrypoints.openai.api_server"
         return (python, "-m", module, "--model", model)
-    return (python, "-m", "vllm.entrypoints.cli.main", "serve", model)
+    return (python, *SERVE, model)
 
 
 def _variables(environ: Mapping[str, str], decision: LaunchPlan) -> dict[str, str]:
@@ -190,13 +197,21 @@ def _stock_launch(
     environment: Environment,
     model: ModelFacts,
     args: argparse.Namespace,
-    vllm_args: Sequence[str],
+    reading: Reading,
     python: str,
 ) -> Launch:
     """What the script of speculators would run: SPECSHIM=0."""
+    notes = []
+    if _past_the_wall(environment):
+        notes.append(
+            f"`vllm serve` will die with PackageNotFoundError: it asks for a "
+            f"distribution named vllm, and this one is "
+            f"{environment.vllm_distribution}; unset SPECSHIM to have vLLM's API "
+            "server module started instead."
+        )
     off = LaunchPlan("none", "SPECSHIM=0 switches specshim off: stock extraction")
     last = model.num_hidden_layers
-    ids = args.target_layer_ids or [2, last // 2, last - 3, last]
+    ids = args.target_layer_ids or facts.default_layer_ids(last)
     if args.include_last_layer and last not in ids:
         ids = [*ids, last]
     path = args.hidden_states_path or facts.LAUNCHER_STORAGE
@@ -204,9 +219,10 @@ def _stock_launch(
     return Launch(
         off,
         command=(
-            *(python, "-m", "vllm.entrypoints.cli.main", "serve", args.model),
+            *(python, *SERVE, args.model),
             *render("speculative_config", facts.extraction(ids)),
             *render("kv_transfer_config", transfer),
-            *vllm_args,
+            *reading.tokens,
         ),
+        notes=tuple(notes),
     )

@@ -8,6 +8,7 @@ from typing import Any
 from specshim import _vllm_facts as facts
 from specshim._draft import Draft, check_backend, kv_transfer
 from specshim._plan_types import Refused, as_mapping, as_size, as_true
+from specshim.detect.plugin import plugin_allowed
 
 
 def _pass_config(*names: str) -> Callable[[Draft], bool]:
@@ -62,11 +63,11 @@ def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
             "--specshim-route cache."
         )
     check_backend(draft)
-    plugins = draft.environment.variables.get("VLLM_PLUGINS")
-    if plugins is not None and "specshim" not in plugins.split(","):
+    variables = draft.environment.variables
+    if not plugin_allowed(variables):
         raise Refused(
-            f"VLLM_PLUGINS={plugins!r} keeps specshim's plugin out of vLLM's workers; "
-            "add specshim to that comma-separated list, or unset it."
+            f"VLLM_PLUGINS={variables['VLLM_PLUGINS']!r} keeps specshim's plugin out "
+            "of vLLM's workers; add specshim to that comma-separated list, or unset it."
         )
     for what, given in TAP_REFUSES:
         if given(draft):

@@ -183,7 +183,11 @@ def _occurrences(
             continue
         if not equals:
             if index == len(tokens) or (not dot and _is_flag(tokens[index])):
-                problems.append(f"{token} has no value.")
+                if option.lone:
+                    span = (start, index)
+                    found.append(_Occurrence(option, True, span, in_file=in_file))
+                else:
+                    problems.append(f"{token} has no value.")
                 continue
             value = tokens[index]
             index += 1

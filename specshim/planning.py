@@ -21,8 +21,6 @@ from specshim.detect import Environment, ModelFacts
 
 __all__ = ["REMOVE", "Change", "LaunchPlan", "Request", "plan"]
 
-ROUTES = ("auto", "tap", "cache")
-
 
 @dataclass(frozen=True)
 class _Extraction:
@@ -43,7 +41,7 @@ def plan(environment: Environment, model: ModelFacts, request: Request) -> Launc
     asked = request.route
     if asked == "auto":
         asked = variables.get("SPECSHIM_ROUTE") or "auto"
-    route, reason = asked if asked in ROUTES[1:] else "tap", ""
+    route, reason = asked if asked in facts.ROUTES[1:] else "tap", ""
     draft = Draft(environment, model, request)
     try:
         extraction = _extraction(request)
@@ -149,7 +147,7 @@ def _check_versions(environment: Environment, draft: Draft) -> None:
     if environment.vllm is None:
         raise Refused(
             "vLLM is not installed in this Python environment; run this with the "
-            "python of the environment that has vLLM 0.17 or newer."
+            f"python of the environment that has vLLM {facts.OLDEST_NAME} or newer."
         )
     number = facts.release(environment.vllm)
     if number is None:
@@ -160,7 +158,7 @@ def _check_versions(environment: Environment, draft: Draft) -> None:
     elif number < facts.OLDEST:
         raise Refused(
             f"vLLM {environment.vllm} cannot extract hidden states; "
-            "install vLLM 0.17 or newer."
+            f"install vLLM {facts.OLDEST_NAME} or newer."
         )
 
 
@@ -168,10 +166,10 @@ def _route(
     environment: Environment, extraction: _Extraction, asked: str, draft: Draft
 ) -> tuple[str, str]:
     missing = ", ".join(environment.missing_tap_hooks)
-    if asked not in ROUTES:
+    if asked not in facts.ROUTES:
         raise Refused(
             f"The route {asked!r} is unknown; SPECSHIM_ROUTE and --specshim-route "
-            f"take {', '.join(ROUTES)}."
+            f"take {', '.join(facts.ROUTES)}."
         )
     if asked == "cache":
         if extraction.is_tap:
@@ -217,7 +215,7 @@ def _layer_ids(
     elif written is not None:
         wanted = list(_sequence(written))
     elif request.source == "launcher":
-        wanted = [2, last // 2, last - 3, last]
+        wanted = facts.default_layer_ids(last)
         if any(not 0 <= layer <= last for layer in wanted):
             raise Refused(
                 f"The default layer ids {wanted} do not fit a model of {last} layers; "

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specshim._launch import Launch, build_launch, describe_change
+from specshim import _vllm_facts as facts
+from specshim._launch import Launch, build_launch, describe_change, read_arguments
 from specshim.detect import (
     Environment,
     ModelFacts,
     ModelNotFound,
     detect_environment,
-    detect_model,
 )
+from specshim.detect.hub import model_of_options
 from specshim.launch_vllm import add_arguments as add_launch_arguments
 from specshim.launch_vllm import split_arguments
 from specshim.planning import REMOVE
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--route",
         dest="specshim_route",
-        choices=("auto", "tap", "cache"),
+        choices=facts.ROUTES,
         default="auto",
         help="the same as --specshim-route",
     )
@@ -55,12 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 0, or 2 where nothing could be started."""
     environment = detect_environment(vllm=args.vllm)
+    reading = read_arguments(environment, getattr(args, "vllm_args", []))
     try:
-        model = detect_model(args.model)
+        model = model_of_options(args.model, reading.options)
     except ModelNotFound as error:
         print(f"specshim: error: {error}", file=sys.stderr)
         return 2
-    launch = build_launch(environment, model, args, getattr(args, "vllm_args", []))
+    launch = build_launch(environment, model, args, reading)
     report = collect(environment, model, launch)
     if args.json:
         print(json.dumps(report, indent=2, default=str))

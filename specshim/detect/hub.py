@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specshim.detect.model import ModelFacts, ModelNotFound, detect_model
 
 
+def model_of_options(
+    model: str, options: Mapping[str, Any], *, download: bool = False
+) -> ModelFacts:
+    """The model that vLLM would serve under ``options``, keyed as in EngineArgs.
+
+    Heeds revision, hf_token, hf_config_path, and hf_overrides where that is a dict.
+    Without ``download`` nothing but folders and the local cache is read.
+
+    Raises:
+        ModelNotFound: its config.json is not to be had, or is not a decoder's.
+    """
+    place = _text(options.get("hf_config_path")) or model
+    overrides = options.get("hf_overrides")
+    revision, token = options.get("revision"), options.get("hf_token")
+    return dataclasses.replace(
+        detect_or_download(
+            place,
+            revision=_text(revision),
+            token=token if isinstance(token, (str, bool)) else None,
+            overrides=overrides if isinstance(overrides, Mapping) else None,
+            download=download,
+        ),
+        name=model,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
 def detect_or_download(
-    model: str, *, revision: str | None = None, token: str | bool | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    download: bool = True,
 ) -> ModelFacts:
     """As ``detect_model``; a hub model's config.json is fetched if it is not cached.
 
@@ -25,12 +63,12 @@ def detect_or_download(
         ModelNotFound: it is neither here nor to be had.
     """
     try:
-        return detect_model(model, revision=revision)
+        return detect_model(model, revision=revision, overrides=overrides)
     except ModelNotFound as error:
-        folder = None if _is_local(model) else _download(model, revision, token)
-        if folder is None:
-            raise error from None
-    return dataclasses.replace(detect_model(folder), name=model)
+        if not download or _is_local(model):
+            raise
+        folder = _download(model, revision, token, str(error))
+    return dataclasses.replace(detect_model(folder, overrides=overrides), name=model)
 
 
 def _is_local(model: str) -> bool:
@@ -40,16 +78,40 @@ def _is_local(model: str) -> bool:
         return True
 
 
-def _download(model: str, revision: str | None, token: str | bool | None) -> str | None:
-    """The folder with the model's config.json; None where it could not be fetched."""
+def _download(
+    model: str, revision: str | None, token: str | bool | None, before: str
+) -> str:
+    """The folder with the model's config.json, fetched.
+
+    Raises:
+        ModelNotFound: it could not be; ``before`` is the sentence so far.
+    """
     try:
         import huggingface_hub
     except ImportError:
-        return None
+        raise ModelNotFound(before) from None
+    # The client logs each retry; what failed is said below, once.
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         path = huggingface_hub.hf_hub_download(
-            model, "config.json", revision=revision, token=token
+            model, "config.json", revision=revision, token=token, etag_timeout=5
         )
-    except (OSError, ValueError):  # what the hub client raises, offline included
-        return None
+    except (OSError, ValueError) as error:  # what the hub client raises
+        raise ModelNotFound(
+            f"{before} A download was tried and failed: {_reason(error)}."
+        ) from None
+    finally:
+        logger.setLevel(level)
     return str(Path(path).parent)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the error at the root, which says what the network did."""
+    while (cause := error.__cause__ or error.__context__) is not None and isinstance(
+        cause, Exception
+    ):
+        error = cause
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {line}"[:200]

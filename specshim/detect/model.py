@@ -51,10 +51,16 @@ class ModelFacts:
     notes: tuple[str, ...] = ()
 
 
-def detect_model(model: str, *, revision: str | None = None) -> ModelFacts:
+def detect_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelFacts:
     """Facts of ``model``: a local folder, or a hub id that is in the local cache.
 
-    ``revision`` is a branch, tag or commit of a hub id, "main" where it is None.
+    ``revision`` is a branch, tag or commit of a hub id, "main" where it is None;
+    ``overrides`` are merged into the config first, as vLLM merges hf_overrides.
 
     Raises:
         ModelNotFound: no config.json, or one that is not a decoder's.
@@ -62,7 +68,17 @@ def detect_model(model: str, *, revision: str | None = None) -> ModelFacts:
     from specshim.detect.config_file import find_config, read_config
 
     path = find_config(model, revision)
-    return model_facts(read_config(path), name=model, config_path=str(path))
+    config = _merged(read_config(path), overrides or {})
+    return model_facts(config, name=model, config_path=str(path))
+
+
+def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**config, **over}
+    for key, value in over.items():
+        old = config.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = _merged(old, value)
+    return merged
 
 
 def model_facts(

