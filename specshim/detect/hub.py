@@ -67,7 +67,13 @@ def detect_or_download(
     except ModelNotFound as error:
         if not download or _is_local(model):
             raise
-        folder = _download(model, revision, token, str(error))
+        before = error
+    try:
+        folder = _download(model, revision, token)
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"{before} A download was tried and failed: {error}."
+        ) from None
     return dataclasses.replace(detect_model(folder, overrides=overrides), name=model)
 
 
@@ -78,40 +84,27 @@ def _is_local(model: str) -> bool:
         return True
 
 
-def _download(
-    model: str, revision: str | None, token: str | bool | None, before: str
-) -> str:
+def _download(model: str, revision: str | None, token: str | bool | None) -> str:
     """The folder with the model's config.json, fetched.
 
     Raises:
-        ModelNotFound: it could not be; ``before`` is the sentence so far.
+        ModelNotFound: it could not be; the message is the end of a sentence.
     """
     try:
-        import huggingface_hub
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     except ImportError:
-        raise ModelNotFound(before) from None
-    # The client logs each retry; what failed is said below, once.
+        raise ModelNotFound("huggingface_hub is not installed") from None
+    # The client repeats what fails for half a minute, and logs it: ask once before.
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        path = huggingface_hub.hf_hub_download(
-            model, "config.json", revision=revision, token=token, etag_timeout=5
-        )
-    except (OSError, ValueError) as error:  # what the hub client raises
-        raise ModelNotFound(
-            f"{before} A download was tried and failed: {_reason(error)}."
-        ) from None
+        url = hf_hub_url(model, "config.json", revision=revision)
+        get_hf_file_metadata(url, token=token, timeout=10)
+        path = hf_hub_download(model, "config.json", revision=revision, token=token)
+    except Exception as error:  # of the client, or of the HTTP library below it
+        line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise ModelNotFound(f"{type(error).__name__}: {line[:200]}") from None
     finally:
         logger.setLevel(level)
     return str(Path(path).parent)
-
-
-def _reason(error: Exception) -> str:
-    """The first line of the error at the root, which says what the network did."""
-    while (cause := error.__cause__ or error.__context__) is not None and isinstance(
-        cause, Exception
-    ):
-        error = cause
-    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}: {line}"[:200]
