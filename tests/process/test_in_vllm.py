@@ -55,6 +55,18 @@ def test_stock_request_is_rerouted_and_said_once(
     assert report["API server"] == []
 
 
+def test_strict_stops_vllm_where_a_hook_is_refused(environment: Callable) -> None:
+    code = (
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        "EngineArgs.create_engine_config = lambda self: None\n"
+        "import vllm.plugins; vllm.plugins.load_general_plugins(); print('went on')"
+    )
+    strict = {"SPECSHIM_STRICT": "1"}
+    done = environment("vllm-0.32.0").run("-c", code, variables=strict)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "PatchRefused" in done.stderr.strip().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [({"SPECSHIM_ROUTE": "scenic"}, "The route 'scenic' is unknown")],
