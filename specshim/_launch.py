@@ -111,6 +111,11 @@ def describe(launch: Launch) -> list[str]:
         route,
         *(f"{describe_change(c.option, c.value)}: {c.why}" for c in decision.changes),
         *(
+            f"{found.kind} {found.id}: {found.verdict}. {found.reason}"
+            for found in decision.patches
+            if found.verdict in ("APPLY", "REFUSED")
+        ),
+        *(
             f"set in its environment: {name}={value}"
             for name, value in launch.variables.items()
             if name != RAY_PREFIXES or "ray" in launch.command

@@ -95,7 +95,7 @@ def collect(
             }
             for change in decision.changes
         ],
-        "patches": [str(patch) for patch in decision.patches],
+        "patches": [asdict(found) for found in decision.patches],
         "warnings": list(decision.warnings),
         "notes": list(launch.notes),
         "refusal": launch.refusal,
@@ -126,7 +126,11 @@ def text_lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Layer ids", " ".join(map(str, report["layer_ids"]))
     for change in report["changes"]:
         yield "Change", f"{change['arguments']} ({change['why']})"
-    yield "Patches", ", ".join(report["patches"]) or "none"
+    for found in report["patches"]:
+        text = f"{found['id']}: {found['verdict']}. {found['reason']}"
+        yield found["kind"].capitalize(), text
+    if not report["patches"]:
+        yield "Patches", "none"
     for warning in report["warnings"]:
         yield "Warning", warning
     for note in report["notes"]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from launcher_values import launch, model
 
+from specshim._launch import describe
 from specshim.commands.plan import add_arguments, collect, run, text_lines
-from specshim.detect import Environment
+from specshim.detect import Environment, PatchVerdict
 
 CONFIG = {
     "model_type": "llama",
@@ -45,7 +46,10 @@ def test_an_unknown_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_report() -> None:
-    made = launch("MODEL", "--", "--speculative_config={}", vllm="0.21.0")
+    hook = PatchVerdict("reroute", "hook", "APPLY", "In range.")
+    made = launch(
+        *("MODEL", "--", "--speculative_config={}"), vllm="0.21.0", patches=(hook,)
+    )
     report = collect(Environment(vllm="0.21.0"), model(), made)
     assert json.loads(json.dumps(report))["model"]["num_hidden_layers"] == 8
     assert report["command"] == list(made.command)
@@ -56,6 +60,8 @@ def test_the_report() -> None:
     assert ("vLLM", "0.21.0") in lines
     assert ("Route", "tap") in lines
     assert ("Layer ids", "2 4 5 8") in lines
+    assert ("Hook", "reroute: APPLY. In range.") in lines
+    assert "hook reroute: APPLY. In range." in describe(made)
     assert lines[-1] == ("Command", shlex.join(made.command))
 
 
