@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._plan_types import as_mapping
 from specshim.argv import Reading, read_argv, render, rewrite_argv
 from specshim.detect import Environment, ModelFacts
 from specshim.planning import REMOVE, LaunchPlan, Request, plan
@@ -138,6 +139,15 @@ def storage_path(launch: Launch) -> str | None:
             path = change.value["kv_connector_extra_config"].get("shared_storage_path")
             return path if isinstance(path, str) else None
     return None
+
+
+def storage_option(reading: Reading) -> str:
+    """The option that the storage path can be changed with."""
+    transfer = as_mapping(reading.options.get("kv_transfer_config")) or {}
+    extra = as_mapping(transfer.get("kv_connector_extra_config")) or {}
+    if "shared_storage_path" in extra:
+        return "shared_storage_path in --kv-transfer-config"
+    return "--hidden-states-path"
 
 
 def _request(args: argparse.Namespace, reading: Reading) -> Request:

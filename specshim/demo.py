@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specshim._numbers import positive_float, positive_int
 from specshim.demo_models import BOTH, choose_models, kind_of
 from specshim.detect import detect_environment
 from specshim.progress import Progress, progress_to
@@ -26,7 +27,7 @@ from specshim.server_process import (
 )
 from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
 from specshim.verification.report import VerifyReport, table, to_json
-from specshim.verify import VerifyOptions, verify
+from specshim.verify import EXIT_STATUS, VerifyOptions, verify
 
 __all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
 
@@ -61,6 +62,7 @@ class DemoResult:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``specshim demo``."""
+    parser.epilog = EXIT_STATUS
     parser.add_argument(
         "--model",
         default=BOTH,
@@ -68,11 +70,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which tiny model (default: one sliding-window and one GDN hybrid)",
     )
     parser.add_argument(
-        "--cache", type=Path, default=None, help="folder for the tiny models"
+        "--cache",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="for the tiny models (default: specshim in $XDG_CACHE_HOME or ~/.cache)",
     )
-    parser.add_argument("--prompts", type=int, default=12, help="requests per model")
     parser.add_argument(
-        "--timeout", type=float, default=240.0, help="seconds for a server to start"
+        "--prompts",
+        type=positive_int,
+        default=12,
+        help="requests per model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_float,
+        default=240.0,
+        metavar="SECONDS",
+        help="for a server to start (default: %(default)g)",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the states and the server's log"
@@ -91,6 +106,14 @@ def run(args: argparse.Namespace) -> int:
     names, left_out = choose_models(args.model, environment)
     if not names:
         return _fail(" ".join(left_out))
+    cache = args.cache or default_cache()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return _fail(
+            f"The folder {cache} cannot be made ({error.strerror}); choose another "
+            "with --cache."
+        )
     show = progress_to(sys.stderr)
     workspace = Path(tempfile.mkdtemp(prefix="specshim-demo-"))
     keep = args.keep
@@ -98,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         results = [
             run_model(
                 name,
-                cache=args.cache or default_cache(),
+                cache=cache,
                 workspace=workspace / name,
                 prompts=args.prompts,
                 timeout=args.timeout,

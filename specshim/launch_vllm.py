@@ -17,6 +17,7 @@ from specshim._launch import (
     build_launch,
     describe,
     read_arguments,
+    storage_option,
     storage_path,
 )
 from specshim._storage import storage_problem
@@ -137,8 +138,10 @@ def _run(argv: Sequence[str]) -> int:
     if launch.refusal:
         return 2
     path = storage_path(launch)
-    problem = storage_problem(path, create=not args.dry_run) if path else None
-    problem = problem or _plugin_problem(launch)
+    problem = _plugin_problem(launch)
+    if path and problem is None:
+        option = storage_option(reading)
+        problem = storage_problem(path, create=not args.dry_run, option=option)
     if problem and not args.dry_run:
         return _fail(problem)
     if problem:

@@ -16,6 +16,10 @@ from specshim.detect import Environment, detect_environment
 from specshim.detect.plugin import plugin_allowed, plugin_visible
 from specshim.patching.report import Row, installed_versions, rows
 
+NOTHING_APPLIED = (
+    "nothing; this is a process of its own, and cannot see what a running server has "
+    "applied"
+)
 _VARIABLES = ("SPECSHIM", "VLLM_PLUGINS")
 
 
@@ -57,6 +61,7 @@ def collect() -> dict[str, Any]:
         "variables": variables,
         "patches": [row.as_data() for row in found],
         "this_process": status(),
+        "notes": list(notes(here)),
         "problems": list(problems(here, plugin, os.environ, found)),
     }
 
@@ -79,11 +84,6 @@ def problems(
             not has_vllm and here.speculators is None,
             "Neither vllm nor speculators is installed in this Python "
             f"({sys.executable}); install specshim where one of them is.",
-        ),
-        (
-            not has_vllm and here.speculators is not None,
-            "There is no vllm here, so servers cannot be started from this Python; "
-            "that is as it should be in the trainer's environment.",
         ),
         (
             (facts.release(here.vllm or "") or facts.OLDEST) < facts.OLDEST,
@@ -126,6 +126,16 @@ def problems(
     return tuple(text for wrong, text in checks if wrong) + refused
 
 
+def notes(here: Environment) -> tuple[str, ...]:
+    """What is worth knowing and nothing to be mended."""
+    if here.vllm is None and here.speculators is not None:
+        return (
+            "There is no vllm here, so servers cannot be started from this Python; "
+            "that is as it should be in the trainer's environment.",
+        )
+    return ()
+
+
 def render(report: Mapping[str, Any]) -> str:
     """The report as ``Key: value`` lines that paste into a bug report."""
     here = report["this_process"]
@@ -146,9 +156,10 @@ def render(report: Mapping[str, Any]) -> str:
     ]
     lines.append(("watched in this process", ", ".join(here["watched"]) or "nothing"))
     lines.append(
-        ("applied in this process", ", ".join(here["installed"]) or "nothing yet")
+        ("applied in this process", ", ".join(here["installed"]) or NOTHING_APPLIED)
     )
     lines += [(f"failed: {name}", why) for name, why in here["failures"].items()]
+    lines += [("note", text) for text in report["notes"]]
     lines += [("problem", text) for text in report["problems"]] or [
         ("problems", "none found")
     ]

@@ -7,8 +7,10 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from specshim import _vllm_facts as facts
 from specshim._launch import Launch, build_launch, describe_change, read_arguments
@@ -21,6 +23,7 @@ from specshim.detect import (
 from specshim.detect.hub import model_of_options
 from specshim.launch_vllm import add_arguments as add_launch_arguments
 from specshim.launch_vllm import split_arguments
+from specshim.patching.gate import NEWEST_KNOWN
 from specshim.planning import REMOVE
 
 VERSIONS = {
@@ -47,10 +50,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same as --specshim-route",
     )
     parser.add_argument(
-        "--vllm", metavar="VERSION", help="plan for this release of vLLM"
+        "--vllm",
+        type=release_number,
+        metavar="VERSION",
+        help="plan for this release of vLLM (default: the installed one)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _keep_what_follows_double_dash(parser)
+
+
+def release_number(text: str) -> str:
+    """A version as PEP 440 has it: 0.32.0, 0.21.1.dev45+g12ab, 0.24.0+cpu."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no version; write one like {NEWEST_KNOWN['vllm']}"
+        ) from None
+    return text
+
+
+def release_notes(environment: Environment, *, named: bool) -> Iterator[str]:
+    """What is not known about the release that is planned for."""
+    version, newest = environment.vllm or "", NEWEST_KNOWN["vllm"]
+    if named:
+        yield (
+            f"vLLM {version} is named, not inspected: its sources may lack what this "
+            "plan counts on."
+        )
+    if (facts.release(version) or (0, 0)) > (facts.release(newest) or (0, 0)):
+        yield (
+            f"vLLM {version} is newer than {newest}, the newest release that was read "
+            "and tested."
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +95,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"specshim: error: {error}", file=sys.stderr)
         return 2
     launch = build_launch(environment, model, args, reading)
+    notes = (*launch.notes, *release_notes(environment, named=args.vllm is not None))
+    refusal = launch.refusal
+    if environment.vllm is None and refusal:
+        newest = NEWEST_KNOWN["vllm"]
+        refusal = f"{refusal[:-1]}, or name a release with --vllm {newest}."
+    launch = replace(launch, notes=notes, refusal=refusal)
     report = collect(environment, model, launch)
     if args.json:
         print(json.dumps(report, indent=2, default=str))

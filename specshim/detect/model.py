@@ -111,16 +111,14 @@ def model_facts(
     text_type = _word(text.get("model_type")) or model_type
     known = is_known(text_type)
     layers = read_layers(text, count, family(text_type), known=known)
-    hidden_size = sizes.hidden_size(text)
+    hidden_size, size_note = sizes.hidden_size(text)
     encoder_decoder = any(map(sizes.is_encoder_decoder, (config, text)))
-    notes = [decoder.count_note, *layers.notes]
+    notes = [decoder.count_note, *layers.notes, size_note]
     if not known:
         described = (
             f"model type {text_type[:40]!r}" if text_type else "a missing model type"
         )
         notes.append(f"{described} is not known here: judged by its fields alone")
-    if hidden_size is None:
-        notes.append("the config names no hidden size")
     source = f"{decoder.path}.{layers.source}" if decoder.path else layers.source
     return ModelFacts(
         name=name,

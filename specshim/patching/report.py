@@ -37,7 +37,7 @@ class Row:
             "reason": self.reason,
             "summary": patch.summary,
             "why": patch.why,
-            "affects": str(patch.affects),
+            "affects": patch.range,
             "upstream": list(patch.upstream),
             "targets": [target.name for target in patch.targets],
             "processes": list(patch.processes),

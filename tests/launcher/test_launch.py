@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from launcher_values import launch
 
-from specshim._launch import describe, storage_path
+from specshim._launch import describe, storage_option, storage_path
 from specshim._storage import storage_problem
+from specshim.argv import read_argv
 from specshim.launch_vllm import main, parse
 
 
@@ -135,6 +136,15 @@ def test_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "choose another folder with --hidden-states-path" in str(sentence)
     monkeypatch.setattr("specshim._storage.LEAST_FREE_BYTES", 1 << 62)
     assert "less than" in str(storage_problem(str(tmp_path), create=True))
+
+
+def test_the_advice_names_the_option_that_gave_the_path() -> None:
+    transfer = {"kv_connector_extra_config": {"shared_storage_path": "/proc/x"}}
+    given = ["--kv-transfer-config", json.dumps(transfer)]
+    option = storage_option(read_argv(given))
+    sentence = storage_problem("/proc/x", create=True, option=option)
+    assert "with shared_storage_path in --kv-transfer-config." in str(sentence)
+    assert storage_option(read_argv([])) == "--hidden-states-path"
 
 
 def test_a_folder_that_cannot_be_made() -> None:
