@@ -9,13 +9,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from specshim._numbers import positive_float, positive_int
 from specshim.demo_models import BOTH, choose_models, kind_of
+from specshim.demo_report import DemoResult, render, results_json
 from specshim.detect import detect_environment
 from specshim.progress import Progress, progress_to
 from specshim.server_process import (
@@ -26,7 +25,6 @@ from specshim.server_process import (
     wait_until_healthy,
 )
 from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
-from specshim.verification.report import VerifyReport, table, to_json
 from specshim.verify import EXIT_STATUS, VerifyOptions, verify
 
 __all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
@@ -38,26 +36,6 @@ INSTALL_COMMAND = (
 _LAYER_IDS = (0, 2, 4, 5)  # the launcher adds the last layer
 _MAX_MODEL_LEN = 512
 _EXPECTED_START_S = 90  # only the bar's length
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """What became of one model."""
-
-    model: str
-    kind: str
-    dtype: str
-    folder: str
-    start_seconds: float | None = None
-    report: VerifyReport | None = None
-    failure: str | None = None  # a sentence
-    log: str | None = None
-    log_end: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """0 right, 1 wrong, 2 could not tell."""
-        return 2 if self.report is None else self.report.exit_code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -239,73 +217,3 @@ def run_model(
     return dataclasses.replace(
         result, start_seconds=seconds, report=report, failure=failure
     )
-
-
-def render(results: Sequence[DemoResult], left_out: Sequence[str]) -> list[str]:
-    """The result table, and below it a line for whatever is not right."""
-    lines = table(
-        [
-            (
-                "model",
-                "kind",
-                "dtype",
-                "prompts",
-                "rows",
-                "layers",
-                "worst error",
-                "allowed",
-                "zero rows",
-                "order",
-                "verdict",
-            ),
-            *[_cells(result) for result in results],
-        ]
-    )
-    lines += [f"Left out: {sentence}" for sentence in left_out]
-    for result in results:
-        report = result.report
-        if report is not None:
-            lines += [f"{result.model}: {sentence}" for sentence in report.diagnosis]
-            lines += [f"{result.model}: {sentence}" for sentence in report.missing]
-        if result.failure:
-            lines.append(f"{result.model}: {result.failure}")
-            lines += [f"  | {line}" for line in result.log_end]
-            if result.log:
-                lines.append(f"{result.model}: the server's log is {result.log}")
-    return lines
-
-
-def _cells(result: DemoResult) -> tuple[str, ...]:
-    head = (result.model, result.kind, result.dtype)
-    report = result.report
-    if report is None or report.comparison is None:
-        return (*head, *["-"] * 7, "could not tell")
-    comparison = report.comparison
-    worst = max(
-        comparison.layers,
-        key=lambda layer: layer.total / layer.limits.right,
-        default=None,
-    )
-    return (
-        *head,
-        f"{report.answered}/{report.prompts}",
-        str(comparison.rows),
-        " ".join(map(str, report.layer_ids)),
-        f"{worst.total:.1e}" if worst else "-",
-        f"{worst.limits.right:.1e}" if worst else "-",
-        str(sum(layer.zero_rows for layer in comparison.layers)),
-        "right" if comparison.order_right else "WRONG",
-        report.verdict,
-    )
-
-
-def results_json(
-    results: Sequence[DemoResult], left_out: Sequence[str], code: int
-) -> dict[str, Any]:
-    """The demo as JSON: every model with its whole verification."""
-    entries = []
-    for result in results:
-        entry = dataclasses.asdict(dataclasses.replace(result, report=None))
-        entry["report"] = None if result.report is None else to_json(result.report)
-        entries.append(entry)
-    return {"exit_code": code, "left_out": list(left_out), "results": entries}
