@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from conftest import OtherPython
+from other_python import OtherPython
 
 HEAVY = "{'torch', 'vllm', 'transformers', 'speculators', 'hs_connectors'}"
 MILLISECONDS = 30
