@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specshim.detect.config_file import may_be_hub_id
 from specshim.detect.model import ModelFacts, ModelNotFound, detect_model
 
 
@@ -65,7 +66,7 @@ def detect_or_download(
     try:
         return detect_model(model, revision=revision, overrides=overrides)
     except ModelNotFound as error:
-        if not download or _is_local(model):
+        if not download or not may_be_hub_id(model):
             raise
         before = error
     try:
@@ -75,13 +76,6 @@ def detect_or_download(
             f"{before} A download was tried and failed: {error}."
         ) from None
     return dataclasses.replace(detect_model(folder, overrides=overrides), name=model)
-
-
-def _is_local(model: str) -> bool:
-    try:
-        return Path(model).exists()
-    except (OSError, ValueError):
-        return True
 
 
 def _download(model: str, revision: str | None, token: str | bool | None) -> str:

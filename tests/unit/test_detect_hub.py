@@ -115,5 +115,7 @@ def test_the_options_of_vllm_say_where_and_what_the_config_is(tmp_path):
 
 
 def test_a_local_folder_is_never_looked_for_on_the_hub(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"config\.json"):
-        detect_or_download(str(tmp_path))
+    for model in (str(tmp_path), str(tmp_path / "none")):
+        with pytest.raises(ModelNotFound) as error:
+            detect_or_download(model)
+        assert "download" not in str(error.value)
