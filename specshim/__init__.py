@@ -24,7 +24,11 @@ def install() -> None:
     """Arm every hook and patch; apply those whose target is imported already.
 
     May be called any number of times. Does nothing under SPECSHIM=0. Importing
-    specshim calls it.
+    specshim calls it, and then an error is logged, not raised.
+
+    Raises:
+        specshim.patching.PatchRefused: a patch or hook does not fit what is
+            imported, under SPECSHIM_STRICT=1; so does any other failure.
     """
     if _os.environ.get("SPECSHIM") == "0":
         return
@@ -72,6 +76,21 @@ def _arm(module: ModuleType) -> None:
         arm(declarations(module.__name__))
 
 
+def _install_at_import() -> None:
+    """vLLM swallows what importing a plugin raises; register() raises it again."""
+    try:
+        install()
+    except Exception as error:
+        from specshim.patching.containment import logger
+
+        logger.error(
+            "specshim: not everything is in place (%s: %s), and SPECSHIM_STRICT=1 asks "
+            "for that: vLLM will be stopped.",
+            type(error).__name__,
+            error,
+        )
+
+
 def _checkout() -> list[str]:
     """In a checkout patches/ lies beside this package, not in it (see setup.py)."""
     here = _os.path.dirname(__file__)
@@ -82,4 +101,4 @@ def _checkout() -> list[str]:
 
 
 __path__ += _checkout()
-install()
+_install_at_import()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from specshim import __version__
+from specshim._guard import guarded
 
 # name: (module with add_arguments(parser) and run(args) -> exit status, help)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -19,45 +19,31 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("specshim.verify", "compare a running server with transformers"),
     "demo": ("specshim.demo", "the main job on a tiny model on this machine"),
 }
-UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED = 130
+DESCRIPTION = """\
+Correct and fast hidden-state extraction on stock vLLM. A server is started with
+`python -m specshim.launch_vllm MODEL`, or rerouted by the plugin."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
-    try:
-        parser = argparse.ArgumentParser(prog="specshim", description=__doc__)
-        parser.add_argument(
-            "--version", action="version", version=f"specshim {__version__}"
-        )
-        subparsers = parser.add_subparsers(
-            dest="command", metavar="COMMAND", required=True
-        )
-        for name, (module, text) in COMMANDS.items():
-            subparser = subparsers.add_parser(name, help=text, description=text)
-            if name == chosen:
-                import_module(module).add_arguments(subparser)
-        args = parser.parse_args(words)
-        status: int = import_module(COMMANDS[args.command][0]).run(args)
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone (| head); keep the interpreter from flushing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if os.environ.get("SPECSHIM_STRICT") == "1":
-            raise
-        print(
-            f"specshim: unexpected {type(error).__name__}: {error}. "
-            "Run again with SPECSHIM_STRICT=1 to see where, and please report it.",
-            file=sys.stderr,
-        )
-        return UNEXPECTED
+    parser = argparse.ArgumentParser(prog="specshim", description=DESCRIPTION)
+    parser.add_argument(
+        "--version", action="version", version=f"specshim {__version__}"
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=text, description=text)
+        if name == chosen:
+            import_module(module).add_arguments(subparser)
+    args = parser.parse_args(words)
+    status: int = import_module(COMMANDS[args.command][0]).run(args)
+    return status
 
 
 if __name__ == "__main__":

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Option:
-    """An option that a plan depends on. ``kind``: "json", "bool", "int" or "str"."""
+    """An option that a plan depends on. ``kind``: "json", "bool", "int" or "str".
+
+    With ``lone`` it may stand without a value, which then is True.
+    """
 
     field: str  # of EngineArgs, or of the serve command
     kind: str
     short: str | None = None
     written: str | None = None  # how the launcher writes it; None: with dashes
+    lone: bool = False
 
     @property
     def flag(self) -> str:
@@ -42,7 +46,9 @@ OPTIONS = (
     Option("trust_remote_code", "bool"),
     Option("model", "str"),
     Option("revision", "str"),
-    Option("hf_token", "str"),
+    Option("hf_token", "str", lone=True),
+    Option("hf_config_path", "str"),
+    Option("hf_overrides", "json"),
     Option("headless", "bool"),
     Option("grpc", "bool"),
     Option("api_server_count", "int", "-asc"),

@@ -7,11 +7,18 @@ from typing import Any
 from specshim import _vllm_facts as facts
 from specshim._draft import Draft, check_backend, kv_transfer
 from specshim._plan_types import Refused, as_mapping, as_size
+from specshim.detect.plugin import plugin_allowed
 
 
 def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
     """Stock extraction, with what this vLLM needs to start it and keep it right."""
     check_backend(draft)
+    variables = draft.environment.variables
+    if not plugin_allowed(variables):
+        draft.warnings.append(
+            f"VLLM_PLUGINS={variables['VLLM_PLUGINS']!r} keeps specshim's plugin out: "
+            "vLLM's faults are not patched; add specshim to that comma-separated list."
+        )
     if draft.request.source == "launcher":
         _stock_arguments(draft, ids)
     _stock_can_start(draft)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._plan_types import as_mapping
 from specshim.argv import Reading, read_argv, render, rewrite_argv
 from specshim.detect import Environment, ModelFacts
 from specshim.planning import REMOVE, LaunchPlan, Request, plan
 
 RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVE_ONLY = (
     ("headless", "--headless"),
     ("grpc", "--grpc"),
@@ -39,32 +41,38 @@ class Launch:
     refusal: str | None = None
 
 
+def read_arguments(environment: Environment, vllm_args: Sequence[str]) -> Reading:
+    """The arguments for vLLM, as its release reads them. Opens the file of --config."""
+    number = facts.release(environment.vllm or "")
+    return read_argv(
+        vllm_args,
+        ignore_false_in_file=number is not None and number < facts.YAML_FALSE_COUNTS,
+    )
+
+
 def build_launch(
     environment: Environment,
     model: ModelFacts,
     args: argparse.Namespace,
-    vllm_args: Sequence[str],
+    reading: Reading,
     *,
     python: str = sys.executable,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
-    """The command for these arguments. Reads the file of --config, and no other."""
+    """The command for these arguments, which ``read_arguments`` has read."""
     if environment.variables.get("SPECSHIM") == "0":
-        return _stock_launch(environment, model, args, vllm_args, python)
-    number = facts.release(environment.vllm or "")
-    reading = read_argv(
-        vllm_args,
-        ignore_false_in_file=number is not None and number < facts.YAML_FALSE_COUNTS,
-    )
-    decision = plan(environment, model, _request(args, reading))
+        return _stock_launch(environment, model, args, reading, python)
     problems = [*reading.problems]
     if "model" in reading.spans:
         problems.append("The model is given twice; leave --model out.")
-    wrong_wall = [] if decision.refusal else _serve_only(environment, reading)
+    if problems:  # a plan from half-read options would say the same thing again
+        unread = LaunchPlan("none", "the arguments for vLLM cannot be used")
+        return Launch(unread, notes=reading.notes, refusal=" ".join(problems))
+    decision = plan(environment, model, _request(args, reading))
     rewriting = rewrite_argv(reading, decision.changes)
-    problems += [*rewriting.problems, *wrong_wall]
+    problems += [*rewriting.problems, *_serve_only(environment, reading)]
     if problems or decision.refusal:
-        refusal = " ".join([*problems, *filter(None, [decision.refusal])])
+        refusal = decision.refusal or " ".join(problems)
         return Launch(decision, notes=reading.notes, refusal=refusal)
     tokens = list(rewriting.tokens)
     notes = list(reading.notes)
@@ -104,6 +112,11 @@ def describe(launch: Launch) -> list[str]:
         route,
         *(f"{describe_change(c.option, c.value)}: {c.why}" for c in decision.changes),
         *(
+            f"{found.kind} {found.id}: {found.verdict}. {found.reason}"
+            for found in decision.patches
+            if found.verdict in ("APPLY", "REFUSED")
+        ),
+        *(
             f"set in its environment: {name}={value}"
             for name, value in launch.variables.items()
             if name != RAY_PREFIXES or "ray" in launch.command
@@ -126,6 +139,15 @@ def storage_path(launch: Launch) -> str | None:
             path = change.value["kv_connector_extra_config"].get("shared_storage_path")
             return path if isinstance(path, str) else None
     return None
+
+
+def storage_option(reading: Reading) -> str:
+    """The option that the storage path can be changed with."""
+    transfer = as_mapping(reading.options.get("kv_transfer_config")) or {}
+    extra = as_mapping(transfer.get("kv_connector_extra_config")) or {}
+    if "shared_storage_path" in extra:
+        return "shared_storage_path in --kv-transfer-config"
+    return "--hidden-states-path"
 
 
 def _request(args: argparse.Namespace, reading: Reading) -> Request:
@@ -169,7 +191,7 @@ def _entry(environment: Environment, model: str, python: str) -> tuple[str, ...]
     if _past_the_wall(environment):
         module = "vllm.entrypoints.openai.api_server"
         return (python, "-m", module, "--model", model)
-    return (python, "-m", "vllm.entrypoints.cli.main", "serve", model)
+    return (python, *SERVE, model)
 
 
 def _variables(environ: Mapping[str, str], decision: LaunchPlan) -> dict[str, str]:
@@ -190,13 +212,21 @@ def _stock_launch(
     environment: Environment,
     model: ModelFacts,
     args: argparse.Namespace,
-    vllm_args: Sequence[str],
+    reading: Reading,
     python: str,
 ) -> Launch:
     """What the script of speculators would run: SPECSHIM=0."""
+    notes = []
+    if _past_the_wall(environment):
+        notes.append(
+            f"`vllm serve` will die with PackageNotFoundError: it asks for a "
+            f"distribution named vllm, and this one is "
+            f"{environment.vllm_distribution}; unset SPECSHIM to have vLLM's API "
+            "server module started instead."
+        )
     off = LaunchPlan("none", "SPECSHIM=0 switches specshim off: stock extraction")
     last = model.num_hidden_layers
-    ids = args.target_layer_ids or [2, last // 2, last - 3, last]
+    ids = args.target_layer_ids or facts.default_layer_ids(last)
     if args.include_last_layer and last not in ids:
         ids = [*ids, last]
     path = args.hidden_states_path or facts.LAUNCHER_STORAGE
@@ -204,9 +234,10 @@ def _stock_launch(
     return Launch(
         off,
         command=(
-            *(python, "-m", "vllm.entrypoints.cli.main", "serve", args.model),
+            *(python, *SERVE, args.model),
             *render("speculative_config", facts.extraction(ids)),
             *render("kv_transfer_config", transfer),
-            *vllm_args,
+            *reading.tokens,
         ),
+        notes=tuple(notes),
     )

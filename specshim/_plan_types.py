@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from specshim.detect import PatchVerdict
 
 
 class _Remove:
@@ -56,7 +59,7 @@ class LaunchPlan:
     reason: str
     layer_ids: tuple[int, ...] = ()
     changes: tuple[Change, ...] = ()
-    patches: tuple[Any, ...] = ()
+    patches: tuple[PatchVerdict, ...] = ()  # those that the route depends on
     warnings: tuple[str, ...] = ()
     refusal: str | None = None
 

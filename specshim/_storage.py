@@ -11,14 +11,16 @@ LEAST_FREE_BYTES = 64 << 20
 """64 MiB: some 2,000 tokens of four layers of 4,096 in bfloat16."""
 
 
-def storage_problem(path: str, *, create: bool) -> str | None:
+def storage_problem(
+    path: str, *, create: bool, option: str = "--hidden-states-path"
+) -> str | None:
     """One sentence where ``path`` cannot take hidden states, None where it can.
 
     With ``create`` the folder is made and written to; without, its nearest existing
-    parent is looked at.
+    parent is looked at. ``option`` is what the path was given with.
     """
     folder = Path(path)
-    advice = "choose another folder with --hidden-states-path."
+    advice = f"choose another folder with {option}."
     try:
         if create:
             folder.mkdir(parents=True, exist_ok=True)

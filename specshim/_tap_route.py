@@ -8,6 +8,9 @@ from typing import Any
 from specshim import _vllm_facts as facts
 from specshim._draft import Draft, check_backend, kv_transfer
 from specshim._plan_types import Refused, as_mapping, as_size, as_true
+from specshim.detect.plugin import plugin_allowed
+
+CHUNKED_VARIABLE = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 
 
 def _pass_config(*names: str) -> Callable[[Draft], bool]:
@@ -62,11 +65,11 @@ def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
             "--specshim-route cache."
         )
     check_backend(draft)
-    plugins = draft.environment.variables.get("VLLM_PLUGINS")
-    if plugins is not None and "specshim" not in plugins.split(","):
+    variables = draft.environment.variables
+    if not plugin_allowed(variables):
         raise Refused(
-            f"VLLM_PLUGINS={plugins!r} keeps specshim's plugin out of vLLM's workers; "
-            "add specshim to that comma-separated list, or unset it."
+            f"VLLM_PLUGINS={variables['VLLM_PLUGINS']!r} keeps specshim's plugin out "
+            "of vLLM's workers; add specshim to that comma-separated list, or unset it."
         )
     for what, given in TAP_REFUSES:
         if given(draft):
@@ -133,7 +136,8 @@ def _prefix_caching_off(draft: Draft) -> None:
             "rows of a cached prefix are not computed again, so they could not be "
             "recorded",
         )
-        if as_mapping(draft.options.get("kv_events_config")):
+        events = as_mapping(draft.options.get("kv_events_config")) or {}
+        if as_true(events.get("enable_kv_cache_events")):
             draft.warnings.append(
                 "Prefix caching is switched off, so KV events have nothing to report; "
                 "ask for --enable-prefix-caching if you need them."
@@ -150,15 +154,13 @@ def _manager_blocker(draft: Draft) -> tuple[str, bool] | None:
     if draft.environment.platform not in facts.HYBRID_MANAGER_PLATFORMS:
         return f"the platform {draft.environment.platform} does not support it", True
     if "chunked_attention" in draft.model.layer_kinds:
-        allowed = draft.environment.variables.get(
-            "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", "1"
-        )
+        allowed = draft.environment.variables.get(CHUNKED_VARIABLE, "1")
         return "the model has chunked local attention", allowed == "0"
     if as_mapping(draft.options.get("kv_events_config")) is not None:
         if draft.before(facts.KV_EVENTS_WITH_HYBRID_MANAGER):
-            return "KV events are on (--kv-events-config)", True
+            return "kv_events_config is given", True
         if not draft.stateful:
-            return "KV events are on (--kv-events-config)", False
+            return "kv_events_config is given", False
     return None
 
 
@@ -195,6 +197,12 @@ def _hybrid_manager(draft: Draft) -> None:
             )
         draft.warnings.append(
             f"vLLM's hybrid KV cache manager stays off, because {blocker[0]}: {costs}."
+        )
+    elif blocker and "chunked_attention" in draft.model.layer_kinds:
+        draft.warnings.append(
+            "vLLM keeps its hybrid KV cache manager on for chunked local attention: "
+            "that saves KV cache and, as vLLM itself warns, costs latency; "
+            f"{CHUNKED_VARIABLE}=0 switches it off."
         )
     elif switched_off:
         draft.set(

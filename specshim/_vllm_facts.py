@@ -9,9 +9,12 @@ from packaging.version import InvalidVersion, Version
 
 Release = tuple[int, int]
 
+ROUTES = ("auto", "tap", "cache")
+
 STOCK_CONNECTOR = "ExampleHiddenStatesConnector"
 TAP_CONNECTOR = "TapConnector"
 TAP_MODULE = "specshim.tap.connector"
+CONNECTORS = (STOCK_CONNECTOR, TAP_CONNECTOR)
 TAP_VERSION = 1
 EXTRACT = "extract_hidden_states"
 LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -21,6 +24,8 @@ STOCK_STORAGE = "/tmp"  # where the stock connector writes without a path
 
 OLDEST: Release = (0, 17)
 """The first release with extract_hidden_states."""
+
+OLDEST_NAME = ".".join(map(str, OLDEST))
 
 KV_EVENTS_WITH_HYBRID_MANAGER: Release = (0, 20)
 """Before, vLLM refuses the hybrid KV cache manager beside kv_events_config."""
@@ -71,6 +76,11 @@ def release(version: str) -> Release | None:
     except InvalidVersion:
         return None
     return parsed.major, parsed.minor
+
+
+def default_layer_ids(last: int) -> list[int]:
+    """What the script of speculators extracts from a model of ``last`` layers."""
+    return [2, last // 2, last - 3, last]
 
 
 def extraction(layer_ids: Iterable[int]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specshim._argv_options import BY_FIELD, OPTIONS, REWRITTEN, Option, find_option
+from specshim._argv_options import BY_FIELD, OPTIONS, REWRITTEN, Option
+from specshim._argv_tokens import Occurrence, config_path, read_tokens
 from specshim._config_file import read_config_file
 from specshim._plan_types import REMOVE, Change
 
@@ -43,15 +44,6 @@ class Rewriting:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Occurrence:
-    option: Option
-    value: Any
-    span: tuple[int, int]
-    dotted: str | None = None  # the key before the first dot, as written
-    in_file: bool = False
-
-
 def read_argv(tokens: Sequence[str], *, ignore_false_in_file: bool = False) -> Reading:
     """Read vLLM's arguments. Opens the file of --config, and nothing else.
 
@@ -62,13 +54,13 @@ def read_argv(tokens: Sequence[str], *, ignore_false_in_file: bool = False) -> R
     """
     problems: list[str] = []
     notes: list[str] = []
-    occurrences: list[_Occurrence] = []
-    path = _config_path(tokens, problems, notes)
+    occurrences: list[Occurrence] = []
+    path = config_path(tokens, problems, notes)
     if path is not None:
         written, problem = read_config_file(path, ignore_false=ignore_false_in_file)
         problems += [problem] if problem else []
-        occurrences += _occurrences(written, problems, in_file=True)
-    occurrences += _occurrences(tokens, problems, in_file=False)
+        occurrences += read_tokens(written, problems, in_file=True)
+    occurrences += read_tokens(tokens, problems, in_file=False)
 
     options: dict[str, Any] = {}
     spans: dict[str, list[tuple[int, int]]] = {}
@@ -137,118 +129,8 @@ def render(option: str, value: Any) -> list[str]:
     return [flag, value if isinstance(value, str) else json.dumps(value)]
 
 
-def _config_path(
-    tokens: Sequence[str], problems: list[str], notes: list[str]
-) -> str | None:
-    if any(token.startswith("--config=") for token in tokens):
-        notes.append(
-            "vLLM does not read --config=FILE; write --config FILE with a space."
-        )
-    places = [index for index, token in enumerate(tokens) if token == "--config"]
-    if not places:
-        return None
-    if len(places) > 1:
-        problems.append("--config is given more than once; vLLM takes one file.")
-    elif places[0] + 1 == len(tokens):
-        problems.append("--config has no file name; write --config FILE.yaml.")
-    else:
-        return tokens[places[0] + 1]
-    return None
-
-
-def _occurrences(
-    tokens: Sequence[str], problems: list[str], *, in_file: bool
-) -> list[_Occurrence]:
-    found = []
-    index = 0
-    while index < len(tokens):
-        start, token = index, tokens[index]
-        index += 1
-        left, equals, value = token.partition("=")
-        key, dot, _ = left.partition(".")
-        match = find_option(key) if token.startswith("-") else None
-        if match is None:
-            continue
-        option, yes = match
-        if dot and option.kind != "json":
-            problems.append(f"{option.flag} takes no keys: {left}.")
-            continue
-        if option.kind == "bool":
-            if equals:
-                problems.append(
-                    f"{key} takes no value ({token}); write {option.flag} or "
-                    f"--no-{option.flag[2:]}."
-                )
-            found.append(_Occurrence(option, yes, (start, index), in_file=in_file))
-            continue
-        if not equals:
-            if index == len(tokens) or (not dot and _is_flag(tokens[index])):
-                problems.append(f"{token} has no value.")
-                continue
-            value = tokens[index]
-            index += 1
-        parsed: Any = value
-        if dot:
-            parsed = _dotted_value(left, value)
-        else:
-            parsed = _plain_value(option, value, problems)
-        found.append(
-            _Occurrence(
-                option,
-                parsed,
-                (start, index),
-                dotted=key.replace("_", "-") if dot else None,
-                in_file=in_file,
-            )
-        )
-    return found
-
-
-def _is_flag(token: str) -> bool:
-    """Whether argparse takes the token for an option and not for a value."""
-    if not token.startswith("-") or " " in token:
-        return False
-    return not token[1:].replace(".", "", 1).isdecimal() and token != "-"
-
-
-def _plain_value(option: Option, text: str, problems: list[str]) -> Any:
-    if option.kind == "json":
-        if text in ("", "None"):
-            return None
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            if option.field in REWRITTEN:
-                problems.append(
-                    f"{option.flag} is not valid JSON: {_shortened(text)}; "
-                    "quote it for the shell as one argument."
-                )
-            return text
-    if option.kind == "int":
-        try:
-            return int(text)
-        except ValueError:
-            return text
-    return text
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _dotted_value(key: str, text: str) -> tuple[list[str], Any]:
-    """Path and value of ``--option.a.b VALUE``; ``a.b+`` names a list's items."""
-    if key.endswith("+"):
-        return key[:-1].split(".")[1:], text.split(",")
-    path = key.split(".")[1:]
-    try:
-        return path, json.loads(text)
-    except (ValueError, RecursionError):
-        return path, text
-
-
 def _dotted_values(
-    occurrences: Sequence[_Occurrence],
+    occurrences: Sequence[Occurrence],
 ) -> list[tuple[Option, dict[str, Any]]]:
     """Dotted keys gathered per spelling, in the order of first appearance."""
     gathered: dict[str, tuple[Option, dict[str, Any]]] = {}
@@ -275,7 +157,7 @@ def _merge(into: dict[str, Any], update: Mapping[str, Any]) -> None:
 
 
 def _judge_repetitions(
-    occurrences: Sequence[_Occurrence], problems: list[str], notes: list[str]
+    occurrences: Sequence[Occurrence], problems: list[str], notes: list[str]
 ) -> None:
     for option in OPTIONS:
         ours = [found for found in occurrences if found.option is option]

@@ -9,12 +9,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from specshim._numbers import positive_float, positive_int
 from specshim.demo_models import BOTH, choose_models, kind_of
+from specshim.demo_report import DemoResult, render, results_json
 from specshim.detect import detect_environment
 from specshim.progress import Progress, progress_to
 from specshim.server_process import (
@@ -25,8 +25,7 @@ from specshim.server_process import (
     wait_until_healthy,
 )
 from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
-from specshim.verification.report import VerifyReport, table, to_json
-from specshim.verify import VerifyOptions, verify
+from specshim.verify import EXIT_STATUS, VerifyOptions, verify
 
 __all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
 
@@ -39,28 +38,9 @@ _MAX_MODEL_LEN = 512
 _EXPECTED_START_S = 90  # only the bar's length
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """What became of one model."""
-
-    model: str
-    kind: str
-    dtype: str
-    folder: str
-    start_seconds: float | None = None
-    report: VerifyReport | None = None
-    failure: str | None = None  # a sentence
-    log: str | None = None
-    log_end: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """0 right, 1 wrong, 2 could not tell."""
-        return 2 if self.report is None else self.report.exit_code
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``specshim demo``."""
+    parser.epilog = EXIT_STATUS
     parser.add_argument(
         "--model",
         default=BOTH,
@@ -68,11 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which tiny model (default: one sliding-window and one GDN hybrid)",
     )
     parser.add_argument(
-        "--cache", type=Path, default=None, help="folder for the tiny models"
+        "--cache",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="for the tiny models (default: specshim in $XDG_CACHE_HOME or ~/.cache)",
     )
-    parser.add_argument("--prompts", type=int, default=12, help="requests per model")
     parser.add_argument(
-        "--timeout", type=float, default=240.0, help="seconds for a server to start"
+        "--prompts",
+        type=positive_int,
+        default=12,
+        help="requests per model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_float,
+        default=240.0,
+        metavar="SECONDS",
+        help="for a server to start (default: %(default)g)",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the states and the server's log"
@@ -91,6 +84,14 @@ def run(args: argparse.Namespace) -> int:
     names, left_out = choose_models(args.model, environment)
     if not names:
         return _fail(" ".join(left_out))
+    cache = args.cache or default_cache()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return _fail(
+            f"The folder {cache} cannot be made ({error.strerror}); choose another "
+            "with --cache."
+        )
     show = progress_to(sys.stderr)
     workspace = Path(tempfile.mkdtemp(prefix="specshim-demo-"))
     keep = args.keep
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         results = [
             run_model(
                 name,
-                cache=args.cache or default_cache(),
+                cache=cache,
                 workspace=workspace / name,
                 prompts=args.prompts,
                 timeout=args.timeout,
@@ -216,73 +217,3 @@ def run_model(
     return dataclasses.replace(
         result, start_seconds=seconds, report=report, failure=failure
     )
-
-
-def render(results: Sequence[DemoResult], left_out: Sequence[str]) -> list[str]:
-    """The result table, and below it a line for whatever is not right."""
-    lines = table(
-        [
-            (
-                "model",
-                "kind",
-                "dtype",
-                "prompts",
-                "rows",
-                "layers",
-                "worst error",
-                "allowed",
-                "zero rows",
-                "order",
-                "verdict",
-            ),
-            *[_cells(result) for result in results],
-        ]
-    )
-    lines += [f"Left out: {sentence}" for sentence in left_out]
-    for result in results:
-        report = result.report
-        if report is not None:
-            lines += [f"{result.model}: {sentence}" for sentence in report.diagnosis]
-            lines += [f"{result.model}: {sentence}" for sentence in report.missing]
-        if result.failure:
-            lines.append(f"{result.model}: {result.failure}")
-            lines += [f"  | {line}" for line in result.log_end]
-            if result.log:
-                lines.append(f"{result.model}: the server's log is {result.log}")
-    return lines
-
-
-def _cells(result: DemoResult) -> tuple[str, ...]:
-    head = (result.model, result.kind, result.dtype)
-    report = result.report
-    if report is None or report.comparison is None:
-        return (*head, *["-"] * 7, "could not tell")
-    comparison = report.comparison
-    worst = max(
-        comparison.layers,
-        key=lambda layer: layer.total / layer.limits.right,
-        default=None,
-    )
-    return (
-        *head,
-        f"{report.answered}/{report.prompts}",
-        str(comparison.rows),
-        " ".join(map(str, report.layer_ids)),
-        f"{worst.total:.1e}" if worst else "-",
-        f"{worst.limits.right:.1e}" if worst else "-",
-        str(sum(layer.zero_rows for layer in comparison.layers)),
-        "right" if comparison.order_right else "WRONG",
-        report.verdict,
-    )
-
-
-def results_json(
-    results: Sequence[DemoResult], left_out: Sequence[str], code: int
-) -> dict[str, Any]:
-    """The demo as JSON: every model with its whole verification."""
-    entries = []
-    for result in results:
-        entry = dataclasses.asdict(dataclasses.replace(result, report=None))
-        entry["report"] = None if result.report is None else to_json(result.report)
-        entries.append(entry)
-    return {"exit_code": code, "left_out": list(left_out), "results": entries}

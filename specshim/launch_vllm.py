@@ -8,15 +8,22 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 from specshim import _vllm_facts as facts
-from specshim._launch import Launch, build_launch, describe, storage_path
+from specshim._guard import guarded
+from specshim._launch import (
+    Launch,
+    build_launch,
+    describe,
+    read_arguments,
+    storage_option,
+    storage_path,
+)
 from specshim._storage import storage_problem
-from specshim.argv import read_argv
-from specshim.detect import ModelFacts, ModelNotFound, detect_environment
-from specshim.detect.hub import detect_or_download
+from specshim.detect import ModelNotFound, detect_environment
+from specshim.detect.hub import model_of_options
+from specshim.detect.plugin import plugin_visible
 
 DESCRIPTION = """\
 Launch vLLM for the extraction of hidden states. Flags that are not listed here,
@@ -57,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--specshim-route",
-        choices=("auto", "tap", "cache"),
+        choices=facts.ROUTES,
         default="auto",
         help="tap: record layer outputs; cache: vLLM's stock extraction; auto "
         "(default): SPECSHIM_ROUTE, or tap wherever it can work",
@@ -111,35 +118,30 @@ def _registered_backend(name: str) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher; returns only where vLLM is not started."""
-    try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except Exception as error:
-        if os.environ.get("SPECSHIM_STRICT") == "1":
-            raise
-        return _fail(
-            f"unexpected {type(error).__name__}: {error}. Please report this with the "
-            "output of `specshim doctor`; SPECSHIM_STRICT=1 shows the traceback."
-        )
+    return guarded(lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
     args, vllm_args = parse(argv)
     environment = detect_environment()
+    reading = read_arguments(environment, vllm_args)
     try:
-        model = _model_facts(args.model, vllm_args)
+        model = model_of_options(args.model, reading.options, download=True)
     except ModelNotFound as error:
         hint = (
             " The model comes first, then the flags." if argv[0] != args.model else ""
         )
         return _fail(f"{error}{hint}")
-    launch = build_launch(environment, model, args, vllm_args)
+    launch = build_launch(environment, model, args, reading)
     for line in describe(launch):
         print(f"specshim: {line}", file=sys.stderr)
     if launch.refusal:
         return 2
     path = storage_path(launch)
-    problem = storage_problem(path, create=not args.dry_run) if path else None
-    problem = problem or _plugin_problem(launch)
+    problem = _plugin_problem(launch)
+    if path and problem is None:
+        option = storage_option(reading)
+        problem = storage_problem(path, create=not args.dry_run, option=option)
     if problem and not args.dry_run:
         return _fail(problem)
     if problem:
@@ -153,20 +155,9 @@ def _run(argv: Sequence[str]) -> int:
     _execute(launch.command)
 
 
-def _model_facts(model: str, vllm_args: Sequence[str]) -> ModelFacts:
-    given = read_argv(vllm_args).options
-    revision, token = given.get("revision"), given.get("hf_token")
-    return detect_or_download(
-        model,
-        revision=revision if isinstance(revision, str) else None,
-        token=token if isinstance(token, str) else None,
-    )
-
-
 def _plugin_problem(launch: Launch) -> str | None:
     """A sentence where vLLM's processes would not find specshim's plugin."""
-    plugins = entry_points(group="vllm.general_plugins")
-    if launch.plan.route != "tap" or "specshim" in plugins.names:
+    if launch.plan.route != "tap" or plugin_visible():
         return None
     return (
         "specshim can be imported here but is not installed, so vLLM's processes would "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,9 @@ from specshim._plan_types import (
 from specshim._tap_route import tap_route
 from specshim.detect import Environment, ModelFacts
 
-__all__ = ["REMOVE", "Change", "LaunchPlan", "Request", "plan"]
+__all__ = ["REMOVE", "Change", "LaunchPlan", "Request", "plan", "plan_unread"]
 
-ROUTES = ("auto", "tap", "cache")
+OFF = "SPECSHIM=0 switches specshim off"
 
 
 @dataclass(frozen=True)
@@ -37,38 +38,68 @@ def plan(environment: Environment, model: ModelFacts, request: Request) -> Launc
 
     The plan of options that a plan's changes were applied to has no changes.
     """
-    variables = environment.variables
-    if variables.get("SPECSHIM") == "0":
-        return LaunchPlan("none", "SPECSHIM=0 switches specshim off")
-    asked = request.route
-    if asked == "auto":
-        asked = variables.get("SPECSHIM_ROUTE") or "auto"
-    route, reason = asked if asked in ROUTES[1:] else "tap", ""
+    if environment.variables.get("SPECSHIM") == "0":
+        return LaunchPlan("none", OFF)
+    asked, _ = _asked(environment, request)
+    route, reason = asked if asked in facts.ROUTES[1:] else "tap", ""
     draft = Draft(environment, model, request)
     try:
         extraction = _extraction(request)
         if isinstance(extraction, str):
             return LaunchPlan("none", extraction)
+        _check_route(asked)
         _check_versions(environment, draft)
-        route, reason = _route(environment, extraction, asked, draft)
         if model.encoder_decoder:
             raise Refused(
                 f"{model.name} is an encoder-decoder model, whose hidden states "
                 "specshim does not extract; choose a decoder-only model."
             )
+        route, reason = _route(environment, extraction, draft)
         ids = _layer_ids(model, request, extraction)
         (tap_route if route == "tap" else cache_route)(draft, ids)
     except Refused as refused:
         return LaunchPlan(
             route, reason, warnings=tuple(draft.warnings), refusal=str(refused)
         )
+    kind = "hook" if route == "tap" else "patch"
     return LaunchPlan(
         route,
         reason,
         layer_ids=ids,
         changes=tuple(draft.changes),
+        patches=tuple(found for found in environment.patches if found.kind == kind),
         warnings=tuple(draft.warnings),
     )
+
+
+def plan_unread(environment: Environment, request: Request, why: str) -> LaunchPlan:
+    """The plan where the model's config cannot be read: vLLM may know better.
+
+    Stock extraction is left to vLLM with the warning ``why``; the tap, where it is
+    asked for, is refused with it.
+    """
+    if environment.variables.get("SPECSHIM") == "0":
+        return LaunchPlan("none", OFF)
+    try:
+        extraction = _extraction(request)
+        if isinstance(extraction, str):
+            return LaunchPlan("none", extraction)
+        asked, _ = _asked(environment, request)
+        _check_route(asked)
+        if asked == "tap" or extraction.is_tap:
+            raise Refused(f"{why} The tap route cannot do without the model's config.")
+    except Refused as refused:
+        return LaunchPlan("tap", "", refusal=str(refused))
+    reason = "the model's config cannot be read, so the request is left to vLLM"
+    return LaunchPlan("cache", reason, warnings=(why,))
+
+
+def _asked(environment: Environment, request: Request) -> tuple[str, str]:
+    """The route that the user asks for, and with what."""
+    if request.route != "auto":
+        return request.route, "--specshim-route"
+    variable = environment.variables.get("SPECSHIM_ROUTE") or "auto"
+    return variable, "SPECSHIM_ROUTE"
 
 
 def _extraction(request: Request) -> _Extraction | str:
@@ -145,11 +176,19 @@ def _tapped_ids(additional_config: Any) -> Any:
     return ours.get("layer_ids")
 
 
+def _check_route(asked: str) -> None:
+    if asked not in facts.ROUTES:
+        raise Refused(
+            f"The route {asked!r} is unknown; SPECSHIM_ROUTE and --specshim-route "
+            f"take {', '.join(facts.ROUTES)}."
+        )
+
+
 def _check_versions(environment: Environment, draft: Draft) -> None:
     if environment.vllm is None:
         raise Refused(
             "vLLM is not installed in this Python environment; run this with the "
-            "python of the environment that has vLLM 0.17 or newer."
+            f"python of the environment that has vLLM {facts.OLDEST_NAME} or newer."
         )
     number = facts.release(environment.vllm)
     if number is None:
@@ -160,43 +199,48 @@ def _check_versions(environment: Environment, draft: Draft) -> None:
     elif number < facts.OLDEST:
         raise Refused(
             f"vLLM {environment.vllm} cannot extract hidden states; "
-            "install vLLM 0.17 or newer."
+            f"install vLLM {facts.OLDEST_NAME} or newer."
         )
 
 
 def _route(
-    environment: Environment, extraction: _Extraction, asked: str, draft: Draft
+    environment: Environment, extraction: _Extraction, draft: Draft
 ) -> tuple[str, str]:
-    missing = ", ".join(environment.missing_tap_hooks)
-    if asked not in ROUTES:
-        raise Refused(
-            f"The route {asked!r} is unknown; SPECSHIM_ROUTE and --specshim-route "
-            f"take {', '.join(ROUTES)}."
-        )
+    asked, by = _asked(environment, draft.request)
+    obstacles = "; ".join(_tap_obstacles(environment))
     if asked == "cache":
         if extraction.is_tap:
             raise Refused(
-                f"{facts.TAP_CONNECTOR} is the connector of the tap route, but the "
-                "route cache is asked for; drop one of the two."
+                f"{facts.TAP_CONNECTOR} is the connector of the tap route, but {by} "
+                "asks for the route cache; drop one of the two."
             )
-        return "cache", "the route cache was asked for"
-    if not missing:
+        return "cache", f"{by} asks for it"
+    if not obstacles:
         return "tap", (
-            "the route tap was asked for"
+            f"{by} asks for it"
             if asked == "tap"
             else "rows are recorded at the decoder layers and never enter the KV "
             f"cache, which works for every kind of model ({draft.model.summary})"
         )
     if asked == "tap" or extraction.is_tap:
         raise Refused(
-            f"The tap route cannot work on vLLM {environment.vllm}, which lacks "
-            f"{missing}; use the route cache (--specshim-route cache)."
+            f"The tap route cannot work here: {obstacles}; use the route cache "
+            "(--specshim-route cache)."
         )
     draft.warnings.append(
-        f"The tap's hook points are missing in vLLM {environment.vllm} ({missing}): "
-        "the stock extraction through the KV cache is used instead."
+        f"The tap route cannot work here ({obstacles}): the stock extraction through "
+        "the KV cache is used instead."
     )
-    return "cache", f"the tap's hook points are missing ({missing})"
+    return "cache", f"the tap route cannot work here ({obstacles})"
+
+
+def _tap_obstacles(environment: Environment) -> Iterator[str]:
+    if environment.missing_tap_hooks:
+        missing = ", ".join(environment.missing_tap_hooks)
+        yield f"vLLM {environment.vllm} lacks {missing}"
+    for hook in environment.patches:
+        if hook.kind == "hook" and hook.verdict in ("REFUSED", "OFF"):
+            yield f"the hook {hook.id} is out: {hook.reason.rstrip('.')}"
 
 
 def _layer_ids(
@@ -217,7 +261,7 @@ def _layer_ids(
     elif written is not None:
         wanted = list(_sequence(written))
     elif request.source == "launcher":
-        wanted = [2, last // 2, last - 3, last]
+        wanted = facts.default_layer_ids(last)
         if any(not 0 <= layer <= last for layer in wanted):
             raise Refused(
                 f"The default layer ids {wanted} do not fit a model of {last} layers; "

@@ -6,9 +6,9 @@ from __future__ import annotations
 def register() -> None:
     """Arm specshim's hooks and patches in this vLLM process.
 
-    Re-entrant, and raises only under SPECSHIM_STRICT=1. vLLM calls it in the
-    frontend, the engine core, each worker and the model-inspection subprocess,
-    in some of them twice.
+    Re-entrant, and raises only under SPECSHIM_STRICT=1: vLLM calls it outside its
+    guard, so that stops the process. It does so in the frontend, the engine core,
+    each worker and the model-inspection subprocess, in some of them twice.
     """
     from specshim import install
     from specshim.patching import contained

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specshim.detect import ModelNotFound
+from specshim.detect.config_file import find_config
 from specshim.tiny import quiet_transformers
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ def read_config(model: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except Exception as error:
+        try:
+            find_config(model)
+        except ModelNotFound as not_found:
+            raise ReferenceFailed(str(not_found)) from error
         raise ReferenceFailed(
             f"transformers cannot read the configuration of {model}: {_brief(error)}"
         ) from error

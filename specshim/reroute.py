@@ -7,21 +7,16 @@ API servers, data parallel ranks and ``LLM`` all call, in every release.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim import _vllm_facts as facts
 from specshim.patching import Fingerprint, Patch, Target, original
 
 if TYPE_CHECKING:
-    from specshim.detect import ModelFacts
     from specshim.planning import LaunchPlan
-
-# Stock, and ours: a request for the tap by name is completed in the same way.
-CONNECTORS = ("ExampleHiddenStatesConnector", "TapConnector")
-ROUTES = ("auto", "tap", "cache")
 
 logger = logging.getLogger("vllm.specshim")
 
@@ -36,7 +31,7 @@ def create_engine_config(
     """
     from specshim.engine_args import connector_of, with_changes
 
-    if connector_of(instance) not in CONNECTORS:
+    if connector_of(instance) not in facts.CONNECTORS:
         return wrapped(*args, **kwargs)
     decided = decide(instance)
     if decided.refusal:
@@ -58,41 +53,20 @@ def create_engine_config(
 
 
 def decide(engine_args: Any) -> LaunchPlan:
-    """The plan for these EngineArgs in this environment.
-
-    Raises:
-        ValueError: SPECSHIM_ROUTE is unknown, or the model cannot be read.
-    """
-    from specshim.detect import detect_environment
+    """The plan for these EngineArgs in this environment."""
+    from specshim.detect import ModelNotFound, detect_environment
+    from specshim.detect.hub import model_of_options
     from specshim.engine_args import given_options
-    from specshim.planning import Request, plan
+    from specshim.planning import Request, plan, plan_unread
 
-    route = os.environ.get("SPECSHIM_ROUTE") or "auto"
-    if route not in ROUTES:
-        raise ValueError(
-            f"specshim: SPECSHIM_ROUTE={route} is no route; set it to one of "
-            f"{', '.join(ROUTES)}."
-        )
-    request = Request(
-        source="engine_args", route=route, options=given_options(engine_args)
-    )
-    return plan(detect_environment(), _model_facts(engine_args), request)
-
-
-def _model_facts(engine_args: Any) -> ModelFacts:
-    from specshim.detect import ModelNotFound
-    from specshim.detect.hub import detect_or_download
-
+    environment = detect_environment()
+    options = given_options(engine_args)
+    request = Request(source="engine_args", options=options)
     try:
-        return detect_or_download(
-            getattr(engine_args, "hf_config_path", None) or engine_args.model,
-            revision=getattr(engine_args, "revision", None),
-            token=getattr(engine_args, "hf_token", None),
-        )
+        model = model_of_options(engine_args.model, options, download=True)
     except ModelNotFound as error:
-        raise ValueError(
-            f"specshim: {error} SPECSHIM=0 starts the server without specshim."
-        ) from None
+        return plan_unread(environment, request, str(error))
+    return plan(environment, model, request)
 
 
 def _speaks_for_the_server(engine_args: Any) -> bool:

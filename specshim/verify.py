@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from specshim._numbers import positive_float, positive_int
 from specshim.progress import Progress
 from specshim.reference import (
     PromptStates,
@@ -36,7 +37,9 @@ from specshim.verification.report import (
 )
 from specshim.verification.vocabulary import plain_token_ids
 
-__all__ = ["VerifyOptions", "add_arguments", "run", "verify"]
+__all__ = ["EXIT_STATUS", "VerifyOptions", "add_arguments", "run", "verify"]
+
+EXIT_STATUS = "Exit status: 0 right, 1 wrong, 2 could not tell."
 
 
 @dataclass(frozen=True)
@@ -59,47 +62,68 @@ class VerifyOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``specshim verify``."""
-    number = _positive_int
+    parser.epilog = EXIT_STATUS
     parser.add_argument("--url", required=True, help="the server, http://host:port")
     parser.add_argument(
         "--model", required=True, help="folder or hub id of the weights it serves"
     )
-    parser.add_argument("--prompts", type=number, default=12, help="how many to send")
-    parser.add_argument("--seed", type=int, default=0, help="of the random prompts")
     parser.add_argument(
-        "--max-length", type=number, default=180, help="tokens of the longest prompt"
+        "--prompts",
+        type=positive_int,
+        default=12,
+        help="how many to send (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the random prompts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=positive_int,
+        default=180,
+        help="tokens of the longest prompt (default: %(default)s)",
     )
     parser.add_argument(
         "--layer-ids",
         type=int,
         nargs="+",
-        help="the layers in the files, where the files don't say them",
+        metavar="ID",
+        help="the layers in the files (default: what the files say)",
     )
     parser.add_argument(
-        "--concurrency", type=number, default=8, help="requests at a time"
+        "--concurrency",
+        type=positive_int,
+        default=8,
+        help="requests at a time (default: %(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=120.0, help="seconds one request may take"
+        "--timeout",
+        type=positive_float,
+        default=120.0,
+        metavar="SECONDS",
+        help="for one request (default: %(default)g)",
     )
     parser.add_argument(
         "--file-timeout",
-        type=float,
+        type=positive_float,
         default=30.0,
-        help="seconds to wait for a file after its request was answered",
+        metavar="SECONDS",
+        help="for a file after its request was answered (default: %(default)g)",
     )
     parser.add_argument("--keep", action="store_true", help="keep the files")
     parser.add_argument(
-        "--device", default="cpu", help="where the reference runs (cpu, cuda, ...)"
+        "--device",
+        default="cpu",
+        help="where the reference runs: cpu, cuda, ... (default: %(default)s)",
     )
-    parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="let the reference run the model's own code",
+    )
     parser.add_argument("--json", action="store_true", help="all numbers as JSON")
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

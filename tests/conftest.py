@@ -12,47 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from other_python import OtherPython
 
 ROOT = Path(__file__).parent.parent
 VARIABLE = "SPECSHIM_TEST_ENVS"
-
-
-@dataclass(frozen=True)
-class OtherPython:
-    """A Python of another environment, and the variables that it runs with."""
-
-    name: str
-    python: str
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def run(
-        self,
-        *arguments: str,
-        variables: Mapping[str, str] | None = None,
-        timeout: float = 600,
-        cwd: str | Path = "/",
-    ) -> subprocess.CompletedProcess[str]:
-        """Run ``python *arguments`` with output captured; never raises for its rc."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")}
-        return subprocess.run(
-            [self.python, *arguments],
-            env={**clean, **self.variables, **(variables or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd,
-        )
-
-    def evaluate(self, code: str, variables: Mapping[str, str] | None = None) -> str:
-        """The stripped standard output of ``code``, which must succeed."""
-        done = self.run("-c", code, variables=variables)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")

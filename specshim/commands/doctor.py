@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specshim import __version__, status
+from specshim import _vllm_facts as facts
 from specshim.detect import Environment, detect_environment
+from specshim.detect.plugin import plugin_allowed, plugin_visible
 from specshim.patching.report import Row, installed_versions, rows
 
-ENTRY_POINTS = "vllm.general_plugins"
-OLDEST_VLLM = "0.17.0"
+NOTHING_APPLIED = (
+    "nothing; this is a process of its own, and cannot see what a running server has "
+    "applied"
+)
 _VARIABLES = ("SPECSHIM", "VLLM_PLUGINS")
 
 
@@ -34,7 +37,7 @@ def collect() -> dict[str, Any]:
     """All findings as plain data: versions, plugin, patches, status, problems."""
     here = detect_environment()
     found = rows(installed_versions())
-    plugin = {"visible": _visible(), "allowed": _allowed(os.environ)}
+    plugin = {"visible": plugin_visible(), "allowed": plugin_allowed(os.environ)}
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -58,6 +61,7 @@ def collect() -> dict[str, Any]:
         "variables": variables,
         "patches": [row.as_data() for row in found],
         "this_process": status(),
+        "notes": list(notes(here)),
         "problems": list(problems(here, plugin, os.environ, found)),
     }
 
@@ -82,14 +86,9 @@ def problems(
             f"({sys.executable}); install specshim where one of them is.",
         ),
         (
-            not has_vllm and here.speculators is not None,
-            "There is no vllm here, so servers cannot be started from this Python; "
-            "that is as it should be in the trainer's environment.",
-        ),
-        (
-            _older(here.vllm, OLDEST_VLLM),
-            f"vLLM {here.vllm} is older than {OLDEST_VLLM}, the first release that "
-            "extracts hidden states; upgrade vLLM.",
+            (facts.release(here.vllm or "") or facts.OLDEST) < facts.OLDEST,
+            f"vLLM {here.vllm} is older than {facts.OLDEST_NAME}, the first release "
+            "that extracts hidden states; upgrade vLLM.",
         ),
         (
             has_vllm and not plugin["visible"],
@@ -127,6 +126,16 @@ def problems(
     return tuple(text for wrong, text in checks if wrong) + refused
 
 
+def notes(here: Environment) -> tuple[str, ...]:
+    """What is worth knowing and nothing to be mended."""
+    if here.vllm is None and here.speculators is not None:
+        return (
+            "There is no vllm here, so servers cannot be started from this Python; "
+            "that is as it should be in the trainer's environment.",
+        )
+    return ()
+
+
 def render(report: Mapping[str, Any]) -> str:
     """The report as ``Key: value`` lines that paste into a bug report."""
     here = report["this_process"]
@@ -147,9 +156,10 @@ def render(report: Mapping[str, Any]) -> str:
     ]
     lines.append(("watched in this process", ", ".join(here["watched"]) or "nothing"))
     lines.append(
-        ("applied in this process", ", ".join(here["installed"]) or "nothing yet")
+        ("applied in this process", ", ".join(here["installed"]) or NOTHING_APPLIED)
     )
     lines += [(f"failed: {name}", why) for name, why in here["failures"].items()]
+    lines += [("note", text) for text in report["notes"]]
     lines += [("problem", text) for text in report["problems"]] or [
         ("problems", "none found")
     ]
@@ -160,22 +170,3 @@ def _plugin_text(plugin: Mapping[str, bool]) -> str:
     if not plugin["visible"]:
         return "not visible to vLLM"
     return "visible" if plugin["allowed"] else "visible, left out by VLLM_PLUGINS"
-
-
-def _visible() -> bool:
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return any(point.name == "specshim" for point in found)
-
-
-def _allowed(variables: Mapping[str, str]) -> bool:
-    value = variables.get("VLLM_PLUGINS")
-    return value is None or "specshim" in value.split(",")
-
-
-def _older(version: str | None, bound: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return version is not None and Version(version) < Version(bound)
-    except InvalidVersion:
-        return False

@@ -7,6 +7,7 @@ import difflib
 import json
 import sys
 import textwrap
+from collections.abc import Iterable
 
 from specshim.patching.report import Row, installed_versions, rows
 
@@ -19,13 +20,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     found = {row.patch.id: row for row in rows(installed_versions())}
     if args.id not in found:
-        near = difflib.get_close_matches(args.id, found, n=1)
-        hint = f"did you mean {near[0]}?" if near else "specshim list shows all."
+        near = _nearest(args.id, found)
+        hint = f"did you mean {near}?" if near else "specshim list shows all."
         print(f"specshim: there is no patch {args.id!r}; {hint}", file=sys.stderr)
         return 2
     row = found[args.id]
     print(json.dumps(row.as_data(), indent=2) if args.json else _text(row))
     return 0
+
+
+def _nearest(wanted: str, ids: Iterable[str]) -> str | None:
+    """The id that was meant: one that holds the text, or is spelled much like it."""
+    wanted = wanted.lower().replace("_", "-")
+    known = list(ids)
+    holding = [known_id for known_id in known if wanted and wanted in known_id]
+    near = difflib.get_close_matches(wanted, known, n=1)
+    return next(iter([*near, *holding]), None)
 
 
 def _text(row: Row) -> str:
@@ -36,7 +46,7 @@ def _text(row: Row) -> str:
         ("Summary", patch.summary),
         ("Symptom and cause", patch.why),
         ("Fix", patch.targets[0].wrapper.__doc__ or fix),
-        ("Affects", f"{patch.package} {patch.affects}"),
+        ("Affects", f"{patch.package} {patch.range}"),
         ("Here", f"{row.verdict}. {row.reason}"),
         ("Targets", ", ".join(target.name for target in patch.targets)),
         ("Means", f"{patch.rung}. {patch.why_not_lower}".strip()),

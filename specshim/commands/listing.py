@@ -41,7 +41,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.verdict,
         patch.id,
-        f"{patch.package} {','.join(sorted(map(str, patch.affects), reverse=True))}",
+        f"{patch.package} {patch.range}",
         ", ".join(patch.upstream) or "-",
         patch.remove_when or "- (a hook)",
     )

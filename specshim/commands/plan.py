@@ -7,19 +7,23 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from specshim._launch import Launch, build_launch, describe_change
+from packaging.version import InvalidVersion, Version
+
+from specshim import _vllm_facts as facts
+from specshim._launch import Launch, build_launch, describe_change, read_arguments
 from specshim.detect import (
     Environment,
     ModelFacts,
     ModelNotFound,
     detect_environment,
-    detect_model,
 )
+from specshim.detect.hub import model_of_options
 from specshim.launch_vllm import add_arguments as add_launch_arguments
 from specshim.launch_vllm import split_arguments
+from specshim.patching.gate import NEWEST_KNOWN
 from specshim.planning import REMOVE
 
 VERSIONS = {
@@ -41,26 +45,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--route",
         dest="specshim_route",
-        choices=("auto", "tap", "cache"),
+        choices=facts.ROUTES,
         default="auto",
         help="the same as --specshim-route",
     )
     parser.add_argument(
-        "--vllm", metavar="VERSION", help="plan for this release of vLLM"
+        "--vllm",
+        type=release_number,
+        metavar="VERSION",
+        help="plan for this release of vLLM (default: the installed one)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _keep_what_follows_double_dash(parser)
 
 
+def release_number(text: str) -> str:
+    """A version as PEP 440 has it: 0.32.0, 0.21.1.dev45+g12ab, 0.24.0+cpu."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no version; write one like {NEWEST_KNOWN['vllm']}"
+        ) from None
+    return text
+
+
+def release_notes(environment: Environment, *, named: bool) -> Iterator[str]:
+    """What is not known about the release that is planned for."""
+    version, newest = environment.vllm or "", NEWEST_KNOWN["vllm"]
+    if named:
+        yield (
+            f"vLLM {version} is named, not inspected: its sources may lack what this "
+            "plan counts on."
+        )
+    if (facts.release(version) or (0, 0)) > (facts.release(newest) or (0, 0)):
+        yield (
+            f"vLLM {version} is newer than {newest}, the newest release that was read "
+            "and tested."
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Returns 0, or 2 where nothing could be started."""
     environment = detect_environment(vllm=args.vllm)
+    reading = read_arguments(environment, getattr(args, "vllm_args", []))
     try:
-        model = detect_model(args.model)
+        model = model_of_options(args.model, reading.options)
     except ModelNotFound as error:
         print(f"specshim: error: {error}", file=sys.stderr)
         return 2
-    launch = build_launch(environment, model, args, getattr(args, "vllm_args", []))
+    launch = build_launch(environment, model, args, reading)
+    notes = (*launch.notes, *release_notes(environment, named=args.vllm is not None))
+    refusal = launch.refusal
+    if environment.vllm is None and refusal:
+        newest = NEWEST_KNOWN["vllm"]
+        refusal = f"{refusal[:-1]}, or name a release with --vllm {newest}."
+    launch = replace(launch, notes=notes, refusal=refusal)
     report = collect(environment, model, launch)
     if args.json:
         print(json.dumps(report, indent=2, default=str))
@@ -93,7 +133,7 @@ def collect(
             }
             for change in decision.changes
         ],
-        "patches": [str(patch) for patch in decision.patches],
+        "patches": [asdict(found) for found in decision.patches],
         "warnings": list(decision.warnings),
         "notes": list(launch.notes),
         "refusal": launch.refusal,
@@ -124,7 +164,11 @@ def text_lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Layer ids", " ".join(map(str, report["layer_ids"]))
     for change in report["changes"]:
         yield "Change", f"{change['arguments']} ({change['why']})"
-    yield "Patches", ", ".join(report["patches"]) or "none"
+    for found in report["patches"]:
+        text = f"{found['id']}: {found['verdict']}. {found['reason']}"
+        yield found["kind"].capitalize(), text
+    if not report["patches"]:
+        yield "Patches", "none"
     for warning in report["warnings"]:
         yield "Warning", warning
     for note in report["notes"]:

@@ -1,6 +1,6 @@
 """What is installed here, and what the model is: facts only, no decisions."""
 
-from specshim.detect.environment import Environment, detect_environment
+from specshim.detect.environment import Environment, PatchVerdict, detect_environment
 from specshim.detect.model import (
     LayerGroup,
     ModelFacts,
@@ -15,6 +15,7 @@ __all__ = [
     "LayerGroup",
     "ModelFacts",
     "ModelNotFound",
+    "PatchVerdict",
     "detect_environment",
     "detect_model",
     "group_layers",

@@ -29,6 +29,11 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     return Path("~/.cache/huggingface/hub").expanduser()
 
 
+def may_be_hub_id(model: str) -> bool:
+    """Whether ``model`` can only be a hub id: spelled like one, and no path here."""
+    return bool(_HUB_ID.fullmatch(model)) and not Path(model).exists()
+
+
 def find_config(model: str, revision: str | None = None) -> Path:
     """The path of the config.json of ``model``, at ``revision`` of a cached hub id.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specshim.detect.families import CLASS_SIZES, ENCODER_DECODER, family_name
+from specshim.detect.model import ModelNotFound
 from specshim.detect.readers import LISTS, whole
 
 MOST_LAYERS = 10_000  # a larger count is a damaged file, not a model
@@ -133,7 +134,15 @@ def _count(config: Mapping[str, Any]) -> tuple[int, str | None] | None:
     for name in names:
         if (count := whole(config.get(name))) is not None:
             return count, None
-    return _listed(config)
+    if (found := _listed(config)) is not None:
+        return found
+    for name in names:
+        if config.get(name) is not None:
+            raise ModelNotFound(
+                f"{name} is {repr(config[name])[:40]} in the model's config.json, "
+                "which is no positive whole number; download the file again."
+            )
+    return None
 
 
 def _listed(config: Mapping[str, Any]) -> tuple[int, str | None] | None:
@@ -161,13 +170,21 @@ def _class_count(config: Mapping[str, Any]) -> tuple[int, str | None] | None:
     return None
 
 
-def hidden_size(config: Mapping[str, Any]) -> int | None:
-    """The width of the residual stream, None where neither file nor class says it."""
+def hidden_size(config: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """The width of the residual stream, and a note where it is not the file's.
+
+    None where neither the file nor transformers' config class says it.
+    """
     found = first_whole(config, HIDDEN_SIZES)
+    if found is not None:
+        return found, None
     kind = config.get("model_type")
-    if found is None and isinstance(kind, str) and kind in CLASS_SIZES:
-        return CLASS_SIZES[kind][1]
-    return found
+    if isinstance(kind, str) and kind in CLASS_SIZES:
+        return CLASS_SIZES[kind][1], (
+            f"the file names no hidden size; that of transformers' {kind} config "
+            "class is taken"
+        )
+    return None, "the config names no hidden size"
 
 
 def first_whole(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

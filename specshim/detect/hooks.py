@@ -1,4 +1,7 @@
-"""The points in vLLM's source where the tap hooks in, and which of them are missing."""
+"""What the tap's connector needs in vLLM's source, and what of it is missing.
+
+The functions that hooks wrap are judged by their own declarations.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,6 @@ def _method(module: str, file: str, owner: str, method: str) -> Hook:
 
 
 HOOKS: tuple[Hook, ...] = (
-    _method(
-        "vllm.engine.arg_utils",
-        "engine/arg_utils.py",
-        "EngineArgs",
-        "create_engine_config",
-    ),
-    _method(
-        "vllm.v1.worker.gpu_worker", "v1/worker/gpu_worker.py", "Worker", "load_model"
-    ),
     _method(
         "vllm.v1.worker.gpu_model_runner",
         "v1/worker/gpu_model_runner.py",

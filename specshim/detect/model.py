@@ -51,10 +51,16 @@ class ModelFacts:
     notes: tuple[str, ...] = ()
 
 
-def detect_model(model: str, *, revision: str | None = None) -> ModelFacts:
+def detect_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelFacts:
     """Facts of ``model``: a local folder, or a hub id that is in the local cache.
 
-    ``revision`` is a branch, tag or commit of a hub id, "main" where it is None.
+    ``revision`` is a branch, tag or commit of a hub id, "main" where it is None;
+    ``overrides`` are merged into the config first, as vLLM merges hf_overrides.
 
     Raises:
         ModelNotFound: no config.json, or one that is not a decoder's.
@@ -62,7 +68,17 @@ def detect_model(model: str, *, revision: str | None = None) -> ModelFacts:
     from specshim.detect.config_file import find_config, read_config
 
     path = find_config(model, revision)
-    return model_facts(read_config(path), name=model, config_path=str(path))
+    config = _merged(read_config(path), overrides or {})
+    return model_facts(config, name=model, config_path=str(path))
+
+
+def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**config, **over}
+    for key, value in over.items():
+        old = config.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = _merged(old, value)
+    return merged
 
 
 def model_facts(
@@ -95,16 +111,14 @@ def model_facts(
     text_type = _word(text.get("model_type")) or model_type
     known = is_known(text_type)
     layers = read_layers(text, count, family(text_type), known=known)
-    hidden_size = sizes.hidden_size(text)
+    hidden_size, size_note = sizes.hidden_size(text)
     encoder_decoder = any(map(sizes.is_encoder_decoder, (config, text)))
-    notes = [decoder.count_note, *layers.notes]
+    notes = [decoder.count_note, *layers.notes, size_note]
     if not known:
         described = (
             f"model type {text_type[:40]!r}" if text_type else "a missing model type"
         )
         notes.append(f"{described} is not known here: judged by its fields alone")
-    if hidden_size is None:
-        notes.append("the config names no hidden size")
     source = f"{decoder.path}.{layers.source}" if decoder.path else layers.source
     return ModelFacts(
         name=name,

@@ -117,6 +117,11 @@ class Patch:
             raise ValueError(f"patch {self.id!r}: {problem}")
 
     @property
+    def range(self) -> str:
+        """The affected releases, lower bound first: ``>=0.24.0,<0.31.0``."""
+        return ",".join(sorted(map(str, self.affects), reverse=True))
+
+    @property
     def package(self) -> str:
         """The top-level package that is patched."""
         return self.targets[0].name.partition(".")[0]

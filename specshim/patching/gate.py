@@ -68,16 +68,16 @@ def judge_release(patch: Patch, version: str | None) -> Verdict | None:
         return None
     name = f"{patch.package} {version}"
     if patch.affects.contains(parsed, prereleases=True):
-        return Verdict(APPLY, f"{name} is in the affected range {patch.affects}.")
+        return Verdict(APPLY, f"{name} is in the affected range {patch.range}.")
     newest = _parse(NEWEST_KNOWN.get(patch.package))
     lower, upper = _bounds(patch)
     if parsed < lower:
-        return Verdict(NOT_NEEDED, f"{name} is older than the fault ({patch.affects}).")
+        return Verdict(NOT_NEEDED, f"{name} is older than the fault ({patch.range}).")
     if newest is not None and parsed > newest and upper >= newest:
         return None
     if patch.kind == "hook":
-        return Verdict(REFUSED, f"{name} is outside {patch.affects}.")
-    return Verdict(NOT_NEEDED, f"{name} has it fixed upstream ({patch.affects}).")
+        return Verdict(REFUSED, f"{name} is outside {patch.range}.")
+    return Verdict(NOT_NEEDED, f"{name} has it fixed upstream ({patch.range}).")
 
 
 def switched_off(patch: Patch, variables: Mapping[str, str]) -> str | None:

@@ -73,7 +73,7 @@ def apply(patch: Patch) -> gate.Verdict | None:
     if verdict.kind == gate.REFUSED and strict():
         raise PatchRefused(verdict.reason)
     if news:
-        loud = verdict.kind == gate.REFUSED and patch.kind == "patch"
+        loud = verdict.kind == gate.REFUSED
         level = logging.WARNING if loud else logging.DEBUG
         logger.log(level, "specshim: %s %s. %s", patch.id, verdict.kind, verdict.reason)
     return verdict

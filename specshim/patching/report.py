@@ -17,8 +17,8 @@ from specshim.patching.form import form_in_tree
 class Row:
     """One declaration, and what becomes of it here.
 
-    ``verdict`` is APPLY, NOT_NEEDED, REFUSED, OFF (a variable), or ABSENT (its
-    package is not installed).
+    ``verdict`` is APPLY, NOT_NEEDED, REFUSED, OFF (a variable), ABSENT (its package
+    is not installed), or UNKNOWN (a release without sources that ranges don't cover).
     """
 
     patch: Patch
@@ -37,7 +37,7 @@ class Row:
             "reason": self.reason,
             "summary": patch.summary,
             "why": patch.why,
-            "affects": str(patch.affects),
+            "affects": patch.range,
             "upstream": list(patch.upstream),
             "targets": [target.name for target in patch.targets],
             "processes": list(patch.processes),
@@ -51,29 +51,45 @@ def rows(versions: Mapping[str, str | None]) -> tuple[Row, ...]:
     """A row for each declaration. ``versions``: by package, None where absent."""
     from specshim.patching.catalogue import everything
 
-    return tuple(_row(patch, versions.get(patch.package)) for patch in everything())
+    return tuple(
+        row_of(patch, versions.get(patch.package), _root_of(patch.package))
+        for patch in everything()
+    )
 
 
 def installed_versions() -> dict[str, str | None]:
     """Versions of the packages that declarations touch, as detection found them."""
-    from specshim.detect import detect_environment
+    from specshim.detect.versions import find_vllm, version_of
 
-    here = detect_environment()
+    vllm = find_vllm()
     return {
-        "vllm": here.vllm,
-        "speculators": here.speculators,
-        "hs_connectors": here.hs_connectors,
+        "vllm": vllm.version if vllm else None,
+        "speculators": version_of("speculators"),
+        "hs_connectors": version_of("hs_connectors"),
     }
 
 
-def _row(patch: Patch, version: str | None) -> Row:
+def row_of(patch: Patch, version: str | None, root: Path | None) -> Row:
+    """The row of one declaration for the release ``version`` of its package.
+
+    Args:
+        version: None where the package is not installed.
+        root: the folder that holds the package; None for a release that is named
+            alone, which is judged by the ranges.
+    """
     off = gate.switched_off(patch, os.environ)
     if off:
         return Row(patch, version, "OFF", off)
-    root = _root_of(patch.package)
-    if root is None:
+    if version is None:
         return Row(patch, None, "ABSENT", f"{patch.package} is not installed.")
-    verdict = judge_tree(patch, version, root)
+    if root is not None:
+        verdict = judge_tree(patch, version, root)
+    else:
+        verdict = gate.judge_release(patch, version) or gate.Verdict(
+            "UNKNOWN",
+            f"Only the sources of {patch.package} {version} can tell, where it is "
+            "installed.",
+        )
     return Row(patch, version, verdict.kind, verdict.reason)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from compat import releases
 
 from specshim.patching import REFUSED, Patch
 from specshim.patching.catalogue import everything
@@ -13,15 +14,10 @@ from specshim.patching.report import judge_tree
 
 pytestmark = pytest.mark.envs
 
-RELEASES = {
-    "vllm": ("0.20.1", "0.24.0", "0.32.0"),
-    "speculators": ("0.6.0", "0.9.0"),
-    "hs_connectors": (),
-}
 CASES = [
     pytest.param(patch, version, id=f"{patch.id}-{version}")
     for patch in everything()
-    for version in RELEASES[patch.package]
+    for version in releases(patch.package)
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specshim._launch import Launch, build_launch
+from specshim._launch import Launch, build_launch, read_arguments
 from specshim.detect import Environment, ModelFacts
 from specshim.launch_vllm import parse
 
@@ -44,11 +44,12 @@ def launch(
         "platform": "cuda",
     }
     args, vllm_args = parse(argv)
+    environment = Environment(**{**values, **fields})
     return build_launch(
-        Environment(**{**values, **fields}),
+        environment,
         model(kind),
         args,
-        vllm_args,
+        read_arguments(environment, vllm_args),
         python="PYTHON",
         environ={"VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "MY_, OUR_"},
     )

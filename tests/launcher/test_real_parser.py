@@ -38,6 +38,8 @@ ARGUMENTS = [
     '--additional-config {"a":1} --additional-config {"b":1} --enforce-eager',
     "-cc.cudagraph_mode NONE -O1 --disable-hybrid-kv-cache-manager",
     '--kv-events-config {"enable_kv_cache_events":true} --gpu-memory-utilization 0.5',
+    '--hf-token --port 1 --hf-overrides {"num_hidden_layers":4,"a":{"b":1}}',
+    "--hf-token abc --hf-config-path elsewhere --revision v2",
     "--config YAML --no-enable-prefix-caching",
     "--config YAML --additional-config.b 1",
 ]

@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from conftest import OtherPython
+from other_python import OtherPython
 
 HEAVY = "{'torch', 'vllm', 'transformers', 'speculators', 'hs_connectors'}"
 MILLISECONDS = 30
@@ -121,6 +121,30 @@ specshim.uninstall()
 print(EngineArgs.create_engine_config is before)
 """
     assert stand_in.evaluate(code) == "True"
+
+
+@pytest.mark.parametrize("call", ["specshim.install()", "specshim.plugin.register()"])
+def test_a_refused_hook_stops_a_strict_process_after_the_import(
+    here: OtherPython, tmp_path: Path, call: str
+) -> None:
+    (tmp_path / "vllm" / "engine").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("__version__ = '0.32.0'\n")
+    (tmp_path / "vllm" / "engine" / "__init__.py").touch()
+    changed = ARG_UTILS.replace("usage_context", "usage")
+    (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text(changed)
+    path = f"{here.variables['PYTHONPATH']}:{tmp_path}"
+    code = (
+        "import vllm.engine.arg_utils, specshim, specshim.plugin\n"
+        f"print('imported', flush=True)\n{call}\nprint('went on')"
+    )
+    strict = {"PYTHONPATH": path, "SPECSHIM_STRICT": "1"}
+    done = here.run("-c", code, variables=strict)
+    assert (done.returncode, done.stdout) == (1, "imported\n")
+    assert "vLLM will be stopped" in done.stderr
+    assert "PatchRefused: vllm 0.32.0 is not what reroute" in done.stderr
+    lenient = here.run("-c", code, variables={"PYTHONPATH": path})
+    assert lenient.stdout == "imported\nwent on\n"
+    assert lenient.stderr.count("specshim: reroute REFUSED") == 1
 
 
 def test_command_line_from_any_folder(here: OtherPython, tmp_path: Path) -> None:

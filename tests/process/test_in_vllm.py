@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from compat import releases
 
 pytestmark = pytest.mark.envs
 
 SCRIPTS = Path(__file__).parent / "scripts"
-RELEASES = ["vllm-0.20.1", "vllm-0.24.0", "vllm-0.32.0"]
+RELEASES = [f"vllm-{version}" for version in releases("vllm")]
 SECONDS = 0.3  # of CPU time that the plugin may add to a process
 
 
@@ -54,9 +55,21 @@ def test_stock_request_is_rerouted_and_said_once(
     assert report["API server"] == []
 
 
+def test_strict_stops_vllm_where_a_hook_is_refused(environment: Callable) -> None:
+    code = (
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        "EngineArgs.create_engine_config = lambda self: None\n"
+        "import vllm.plugins; vllm.plugins.load_general_plugins(); print('went on')"
+    )
+    strict = {"SPECSHIM_STRICT": "1"}
+    done = environment("vllm-0.32.0").run("-c", code, variables=strict)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "PatchRefused" in done.stderr.strip().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("variables", "sentence"),
-    [({"SPECSHIM_ROUTE": "scenic"}, "SPECSHIM_ROUTE=scenic is no route")],
+    [({"SPECSHIM_ROUTE": "scenic"}, "The route 'scenic' is unknown")],
 )
 def test_refusal_reaches_the_user(
     environment: Callable, variables: dict[str, str], sentence: str

@@ -178,3 +178,15 @@ def test_json_values_survive() -> None:
     tokens = rewritten([], kv_transfer_config=value)
     assert json.loads(tokens[1]) == value
     assert read_argv(tokens).options == {"kv_transfer_config": value}
+
+
+def test_an_option_whose_value_may_be_left_out() -> None:
+    assert read_argv(words("--hf-token --port 1")).options == {"hf_token": True}
+    assert read_argv(["--hf-token"]).options == {"hf_token": True}
+    assert read_argv(words("--hf_token x")).options == {"hf_token": "x"}
+    assert read_argv(words("--hf-token=x")).options == {"hf_token": "x"}
+
+
+def test_hf_overrides_are_json() -> None:
+    line = ["--hf-overrides", '{"num_hidden_layers": 4}']
+    assert read_argv(line).options == {"hf_overrides": {"num_hidden_layers": 4}}

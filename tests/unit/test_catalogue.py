@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+import re
 
 import pytest
+from compat import COMPAT, ROOT, releases
 from packaging.requirements import Requirement
 
+from specshim import _vllm_facts as facts
+from specshim.demo import INSTALL_COMMAND
 from specshim.patching import Patch
 from specshim.patching.catalogue import PACKAGES, everything, hooks, patches
 from specshim.patching.gate import NEWEST_KNOWN
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    pytest.skip("tomllib came with Python 3.11", allow_module_level=True)
-
-from pathlib import Path
-
-COMPAT = tomllib.loads((Path(__file__).parents[2] / "compat.toml").read_text())
+from specshim.tap import hooks as tap_hooks
 
 
 def test_ids_are_unique() -> None:
@@ -45,4 +40,17 @@ def test_remove_when_is_a_requirement_on_the_package(patch: Patch) -> None:
 
 @pytest.mark.parametrize("package", ["vllm", "speculators"])
 def test_newest_known_release_is_the_newest_tested(package: str) -> None:
-    assert COMPAT[package][-1]["version"] == NEWEST_KNOWN[package]
+    assert releases(package)[-1] == NEWEST_KNOWN[package]
+
+
+def test_the_demo_is_installed_and_built_as_the_newest_tested_vllm() -> None:
+    newest = COMPAT["vllm"][-1]
+    printed, _, _ = INSTALL_COMMAND.partition(" > ")
+    assert printed == "printf '" + "".join(rf"{p}\n" for p in newest["overrides"]) + "'"
+    assert INSTALL_COMMAND.endswith(f" {newest['distribution']}=={newest['version']}")
+    built = re.search(r'^DEMO = "(.*)"$', (ROOT / "noxfile.py").read_text(), re.M)
+    assert built and built[1] == f"vllm-{newest['version']}"
+
+
+def test_the_tap_has_one_module_path() -> None:
+    assert tap_hooks.MODULE == facts.TAP_MODULE

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import packaging
 import pytest
 
 from specshim.detect import environment, hooks
@@ -74,7 +75,11 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "site")
+    """Holds packaging, which the declarations need, and nothing else."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "packaging").symlink_to(Path(packaging.__file__).parent)
+    return Site(folder)
 
 
 def add_hooks(site: Site, *, without: hooks.Hook | None = None) -> None:
@@ -98,7 +103,6 @@ def add_hooks(site: Site, *, without: hooks.Hook | None = None) -> None:
 
 
 def test_nothing_is_installed(site: Site) -> None:
-    site.folder.mkdir()
     found = site.detect()
     names = ("vllm", "torch", "transformers", "safetensors", "speculators")
     assert [found[name] for name in names] == [None] * 5
@@ -185,7 +189,6 @@ def test_an_editable_install_is_its_distribution(site: Site, tmp_path: Path) -> 
 
 
 def test_a_folder_named_vllm_is_no_vllm(site: Site, tmp_path: Path) -> None:
-    site.folder.mkdir()
     (tmp_path / "vllm" / "examples").mkdir(parents=True)
     assert site.detect(cwd=tmp_path, first=tmp_path)["vllm"] is None
     site.package("vllm")
@@ -209,10 +212,10 @@ def test_a_missing_hook_is_named(site: Site, hook: hooks.Hook) -> None:
 
 def test_a_method_of_another_class_is_no_hook(site: Site) -> None:
     site.package("vllm")
-    hook = next(hook for hook in hooks.HOOKS if hook.owner == "Worker")
+    hook = next(hook for hook in hooks.HOOKS if hook.owner == "GPUModelRunner")
     add_hooks(site, without=hook)
     path = site.folder / "vllm" / hook.file
-    path.write_text(path.read_text() + "    def load_model(self): ...\n")
+    path.write_text(path.read_text() + "    def _dummy_run(self): ...\n")
     assert site.detect()["missing_tap_hooks"] == [hook.name]
 
 
@@ -225,8 +228,49 @@ def test_a_named_release_replaces_what_is_installed(site: Site) -> None:
     assert found["platform"] == "cpu"
 
 
+WORKER = "class Worker:\n    def load_model(self):\n        self.model_runner.load()\n"
+ENGINE_ARGS = "class EngineArgs:\n    def create_engine_config({}): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "variables", "verdicts"),
+    [
+        ("self, usage_context, headless", {}, ("APPLY", "APPLY")),
+        ("self, usage, headless", {}, ("REFUSED", "APPLY")),
+        (
+            "self, usage_context, headless",
+            {"SPECSHIM_DISABLE": "tap-loaded-model"},
+            ("APPLY", "OFF"),
+        ),
+    ],
+)
+def test_hooks_are_judged_by_their_declarations(
+    site: Site, parameters: str, variables: dict[str, str], verdicts: tuple[str, ...]
+) -> None:
+    site.package("vllm")
+    site.distribution("vllm", "0.32.0", "vllm")
+    site.write("vllm/engine/arg_utils.py", ENGINE_ARGS.format(parameters))
+    site.write("vllm/v1/worker/gpu_worker.py", WORKER)
+    found = site.detect(variables=variables)["patches"]
+    hooks = [(row["id"], row["verdict"]) for row in found if row["kind"] == "hook"]
+    assert hooks == list(zip(("reroute", "tap-loaded-model"), verdicts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("release", "verdict"),
+    [("0.24.0", "APPLY"), ("0.20.1", "NOT_NEEDED"), ("0.31.0", "NOT_NEEDED")],
+)
+def test_a_named_release_is_judged_by_the_ranges(
+    site: Site, release: str, verdict: str
+) -> None:
+    found = {row["id"]: row["verdict"] for row in site.detect(vllm=release)["patches"]}
+    assert found["abort-before-schedule"] == verdict
+    assert found["reroute"] == "APPLY"
+    newer = site.detect(vllm="0.99.0")["patches"]
+    assert {row["verdict"] for row in newer if row["kind"] == "hook"} == {"UNKNOWN"}
+
+
 def test_only_our_variables_are_kept(site: Site) -> None:
-    site.folder.mkdir()
     ours = {
         "SPECSHIM": "0",
         "SPECSHIM_ROUTE": "cache",

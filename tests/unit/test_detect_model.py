@@ -331,15 +331,27 @@ def test_nemotrons_list_decides_over_its_layer_count() -> None:
     [
         {},
         {"model_type": "siglip_vision_model", "vision_config": {"num_layers": 3}},
-        {"num_hidden_layers": True},
-        {"num_hidden_layers": "32"},
-        {"num_hidden_layers": 0},
         {"talker_config": {"text_config": {"num_hidden_layers": 3}}},
     ],
 )
 def test_no_decoder(broken: dict[str, object]) -> None:
     with pytest.raises(ModelNotFound, match="names no layer count"):
         model_facts(broken)
+
+
+@pytest.mark.parametrize("count", [True, "32", "x", 0, -1, 2.5, [4]])
+@pytest.mark.parametrize("kind", ["made", "class with a default"])
+def test_a_count_that_is_no_count(count: object, kind: str) -> None:
+    model_type = "mistral" if kind.startswith("class") else kind
+    assert kind == "made" or model_facts({"model_type": model_type}).num_hidden_layers
+    with pytest.raises(ModelNotFound, match=r"num_hidden_layers is .* no positive"):
+        model_facts({"model_type": model_type, "num_hidden_layers": count})
+
+
+def test_sizes_of_the_config_class_are_noted() -> None:
+    notes = " ".join(model_facts({"model_type": "mistral"}).notes)
+    assert "names no layer count; that of transformers' mistral config" in notes
+    assert "names no hidden size; that of transformers' mistral config" in notes
 
 
 def test_an_absurd_layer_count_is_refused() -> None:

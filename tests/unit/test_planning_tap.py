@@ -121,7 +121,8 @@ def test_the_hybrid_manager_is_switched_on_where_vllm_would_not(
 
 def test_chunked_attention_keeps_the_manager_off_and_says_what_follows() -> None:
     assert "chunked local attention" in launcher(LLAMA4, "0.21.0").warnings[0]
-    assert launcher(LLAMA4, "0.22.0").warnings == ()
+    (later,) = launcher(LLAMA4, "0.22.0").warnings
+    assert "keeps its hybrid KV cache manager on" in later
 
 
 @pytest.mark.parametrize(
@@ -138,9 +139,17 @@ def test_kv_events(facts: Any, vllm: str, expected: bool | None) -> None:
     assert changed(launcher(facts, vllm, options=options)).get(MANAGER) is expected
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_kv_events_report_nothing_without_prefix_caching(on: bool) -> None:
+    options = {"kv_events_config": {"enable_kv_cache_events": on}}
+    warned = "have nothing to report" in str(launcher(DENSE, options=options).warnings)
+    assert warned is on
+
+
 def test_stateful_hybrid_that_cannot_have_the_manager_is_refused() -> None:
     options = {"kv_events_config": {"enable_kv_cache_events": True}}
-    assert "KV events are on" in str(launcher(GDN, "0.19.1", options=options).refusal)
+    refusal = launcher(GDN, "0.19.1", options=options).refusal
+    assert "because kv_events_config is given" in str(refusal)
     tpu = environment("0.21.0", platform="tpu")
     refusal = plan(tpu, GDN, Request(source="launcher")).refusal
     assert "the platform tpu does not support it" in str(refusal)

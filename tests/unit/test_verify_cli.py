@@ -205,7 +205,7 @@ def test_could_not_tell_model(
 ) -> None:
     with serving(standin):
         assert run(standin.url, model=str(tmp_path / "nothing")) == 2
-    assert "cannot read the configuration of" in capsys.readouterr().out
+    assert "There is no folder" in capsys.readouterr().out
     assert standin.requests == []
 
 

@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 from standin import StandIn, models_folder, serving, tiny
 
 from specshim import demo
+from specshim.__main__ import main
 from specshim.demo_models import choose_models
 from specshim.detect import Environment
 from specshim.progress import progress_to
@@ -175,6 +176,47 @@ def test_command_and_environment() -> None:
     assert "--port 1234 --dtype bfloat16" in engine
     given = demo.server_environment({"VLLM_CPU_KVCACHE_SPACE": "4", "A": "b"})
     assert given == {"VLLM_CPU_KVCACHE_SPACE": "4", "A": "b", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("demo", "--prompts", "0"),
+        ("demo", "--prompts", "-3"),
+        ("demo", "--timeout", "-1"),
+        ("demo", "--timeout", "x"),
+        ("verify", "--url", "u", "--model", "m", "--timeout", "0"),
+        ("verify", "--url", "u", "--model", "m", "--file-timeout", "nan"),
+    ],
+)
+def test_numbers_that_cannot_be(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(flags)
+    assert stopped.value.code == 2
+    assert "number" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["demo", "verify"])
+def test_help_says_defaults_and_exit_status(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert "(default: 12)" in printed
+    assert "Exit status: 0 right, 1 wrong, 2 could not tell." in printed
+
+
+def test_a_cache_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Environment(vllm="0.32.0")
+    monkeypatch.setattr(demo, "detect_environment", lambda: here)
+    assert main(["demo", "--cache", "/proc/x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "The folder /proc/x cannot be made" in line
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,20 @@
+"""compat.toml, the one list of the releases that the tests run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+
+ROOT = Path(__file__).parent.parent
+COMPAT: dict[str, list[dict[str, Any]]] = tomllib.loads(
+    (ROOT / "compat.toml").read_text()
+)
+
+
+def releases(package: str) -> list[str]:
+    """The tested releases of ``package``, oldest first."""
+    return [entry["version"] for entry in COMPAT.get(package, [])]
