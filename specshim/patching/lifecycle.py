@@ -73,10 +73,21 @@ def apply(patch: Patch) -> gate.Verdict | None:
     if verdict.kind == gate.REFUSED and strict():
         raise PatchRefused(verdict.reason)
     if news:
-        loud = verdict.kind == gate.REFUSED
+        loud = verdict.kind == gate.REFUSED and _concerns_this_process(patch)
         level = logging.WARNING if loud else logging.DEBUG
         logger.log(level, "specshim: %s %s. %s", patch.id, verdict.kind, verdict.reason)
     return verdict
+
+
+def _concerns_this_process(patch: Patch) -> bool:
+    """False for a hook in a process that, by its command line, extracts nothing.
+
+    The module of a patch is imported by servers that use it, whereas every vLLM
+    process imports the modules of the hooks, and most extract no hidden states.
+    """
+    if patch.kind == "patch":
+        return True
+    return any("extract_hidden_states" in argument for argument in sys.argv)
 
 
 def undo(patch_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pickle
 import sys
@@ -220,6 +221,33 @@ def test_not_needed_changes_nothing(upstream: Any) -> None:
     assert verdict is not None
     assert verdict.kind == NOT_NEEDED
     assert snapshot(upstream) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["vllm", "serve", "m"], []),
+        (
+            ["vllm", "serve", "m", "-sc", '{"method": "extract_hidden_states"}'],
+            ["WARNING"],
+        ),
+    ],
+)
+def test_a_refused_hook_is_told_only_where_hidden_states_are_extracted(
+    upstream: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    command: list[str],
+    said: list[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", command)
+    other = Fingerprint(parameters=("something", "else"))
+    hook = patch(Target(f"{CODE}.function", boom, (other,)))
+    hook = dataclasses.replace(hook, kind="hook")
+    with caplog.at_level(logging.INFO, logger="vllm.specshim"):
+        verdict = apply(hook)
+    assert verdict is not None and verdict.kind == REFUSED
+    assert [record.levelname for record in caplog.records] == said
 
 
 def test_armed_becomes_applied_on_import_and_again_on_reimport(upstream: Any) -> None:
