@@ -27,6 +27,10 @@ DRIVER_TOOLS = (
     "setuptools>=77", "wheel", "nox", "uv", "types-PyYAML", "types-setuptools",
     "pytest-xdist",
 )  # fmt: skip
+ENGINE_TESTS = (
+    "tests/e2e", "tests/contracts", "tests/drift", "tests/process/test_in_vllm.py",
+    "tests/launcher/test_real_parser.py",
+)  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
 
 nox.options.default_venv_backend = "none"
@@ -48,8 +52,8 @@ def tests(session: nox.Session) -> None:
     check_style(session, driver)
     # What measures time runs alone; real engines, which mostly wait for one core's
     # imports and compilers, run two at a time.
-    alone = ("--ignore", "tests/e2e", "--ignore", "tests/contracts")
-    pairs = ("-n", "2", "--dist", "loadfile", "tests/e2e", "tests/contracts")
+    alone = [f"--ignore={path}" for path in ENGINE_TESTS]
+    pairs = ["-n", "2", "--dist", "loadfile", *ENGINE_TESTS]
     for arguments in [session.posargs] if session.posargs else [alone, pairs]:
         session.run(
             str(driver), "-m", "pytest", *arguments, env=variables, external=True
