@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from conftest import LAYER_IDS, assert_exact, random_prompts, reference
+from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
 from safetensors import safe_open
 from safetensors.torch import load_file
 from serving import Server, load, python_of, serve

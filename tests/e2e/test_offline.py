@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from conftest import LAYER_IDS, assert_exact, random_prompts, reference
+from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
 from safetensors.torch import load_file
 from serving import load, python_of, run_offline
 

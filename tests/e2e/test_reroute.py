@@ -9,7 +9,7 @@ import sys
 import pytest
 
 pytest.importorskip("torch")
-from conftest import LAYER_IDS
+from e2e_values import LAYER_IDS
 from serving import python_of, serve, stock_arguments
 
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
