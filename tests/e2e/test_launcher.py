@@ -218,7 +218,7 @@ def test_a_path_that_the_client_names_is_refused_with_a_reason(tapped):
 
 
 def test_clients_that_go_away_leave_nothing_and_the_server_lives(tapped):
-    """Gone before its request is running, a client may be answered all the same."""
+    """A client that goes earlier, before its request runs, may be answered by vLLM."""
     body = {"prompt": tapped.prompts[0], "max_tokens": 400, "ignore_eos": True}
     data = json.dumps({"model": str(tapped.server.model), **body})
     headers = {"Content-Type": "application/json"}
