@@ -218,33 +218,33 @@ def test_a_path_that_the_client_names_is_refused_with_a_reason(tapped):
 
 
 def test_clients_that_go_away_leave_nothing_and_the_server_lives(tapped):
-    """A client that goes earlier, before its request runs, may be answered by vLLM."""
+    server = tapped.server
     body = {"prompt": tapped.prompts[0], "max_tokens": 400, "ignore_eos": True}
-    data = json.dumps({"model": str(tapped.server.model), **body})
-    headers = {"Content-Type": "application/json"}
-    for _ in range(4):
-        address = urllib.parse.urlsplit(tapped.server.url).netloc
-        connection = http.client.HTTPConnection(address)
-        connection.request("POST", "/v1/completions", data, headers)
-        wait_for_running(tapped.server, 1)
+    data = json.dumps({"model": str(server.model), **body})
+    ports = []
+    for seconds in (0, 0.002, 0.005, 0.01, 0.02, 0.04):
+        connection = http.client.HTTPConnection(
+            urllib.parse.urlsplit(server.url).netloc
+        )
+        connection.request(
+            "POST", "/v1/completions", data, {"Content-Type": "application/json"}
+        )
+        ports.append(connection.sock.getsockname()[1])
+        time.sleep(seconds)
         connection.close()
-        wait_for_running(tapped.server, 0)
-    answer = tapped.server.complete(tapped.prompts[0])
+    answer = server.complete(tapped.prompts[0])
     assert_exact(
         load(answer["hidden_states_path"])["hidden_states"], tapped.expected[0]
     )
-
-
-def wait_for_running(server: Server, count: int) -> None:
-    """Until the server's own metrics count so many requests running."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        found = [li for li in lines if li.startswith("vllm:num_requests_running")]
-        if found and float(found[0].split()[-1]) == count:
-            return
-    raise AssertionError(f"never {count} requests running")
+    # A tiny model may have answered before its client was gone: that file was told of.
+    time.sleep(1)
+    log = server.log.read_text()
+    answered = [port for port in ports if f':{port} - "POST' in log]
+    assert len(answered) < len(ports)
+    left = [path for path in server.storage.iterdir() if path.suffix == ".safetensors"]
+    assert len(left) <= len(answered)
+    for path in left:
+        load(str(path))
 
 
 def test_specshim_verify_says_right(tapped):
