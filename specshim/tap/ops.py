@@ -39,16 +39,6 @@ def _tap(
     runs[slot].add_(1)
 
 
-def _tap_fake(
-    rows: torch.Tensor,
-    runs: torch.Tensor,
-    stream: torch.Tensor,
-    residual: torch.Tensor | None,
-    slot: int,
-) -> None:
-    return None
-
-
 def _register() -> torch.library.Library | None:
     """Define ``torch.ops.specshim.tap`` once in this process."""
     if hasattr(torch.ops.specshim, "tap"):
@@ -56,7 +46,7 @@ def _register() -> torch.library.Library | None:
     library = torch.library.Library("specshim", "FRAGMENT")
     library.define(_SCHEMA)
     library.impl("tap", _tap, "CompositeExplicitAutograd")
-    torch.library.register_fake("specshim::tap", _tap_fake, lib=library)
+    torch.library.register_fake("specshim::tap", lambda *_: None, lib=library)
     return library
 
 

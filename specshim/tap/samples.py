@@ -177,7 +177,6 @@ class Samples:
         with_output = bool(parameters.get("include_output_tokens", False))
         path = os.path.join(self._storage, file_name(request_id))
         sample = _Sample(path, prompt_rows, with_output, token_ids is not None)
-        self._samples[request_id] = sample
         asked = parameters.get("hidden_states_path")
         if with_output and self._sync:
             sample.failure = (
@@ -197,9 +196,10 @@ class Samples:
                 sample.path = custom_path(self._storage, asked)
             except ValueError as error:
                 sample.failure = str(error)
-        others = [s for i, s in self._samples.items() if i != request_id]
+        others = self._samples.values()
         if sample.failure is None and any(s.path == sample.path for s in others):
             sample.failure = f"another request in flight writes to {sample.path}"
+        self._samples[request_id] = sample
         if sample.failure is not None:
             _log(request_id, sample.failure)
         else:

@@ -175,8 +175,9 @@ class TapWorker:
 
     def _record(self, step: StepSamples) -> list[_Sample]:
         """Send this step's rows on their way; returns the samples now fully covered."""
-        if not any(request_id in self._samples for request_id in step.scheduled):
-            return []
+        known = (self._samples.get(request_id) for request_id in step.scheduled)
+        if all(sample is None or sample.is_covered() for sample in known):
+            return []  # as in every step that only decodes
         counts = {i: rows.count for i, rows in step.scheduled.items()}
         try:
             first_rows = dict(batch_rows(self._taps.runner, counts))

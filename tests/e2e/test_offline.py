@@ -9,25 +9,15 @@ import pytest
 pytest.importorskip("torch")
 from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
 from safetensors.torch import load_file
-from serving import load, python_of, run_offline
+from serving import load, python_of, run_offline, stock_configs
 
 
 def stock_engine_args(model: Path, storage: Path, **more: object) -> dict:
-    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(LAYER_IDS)}}
     return {
         "model": str(model),
         "dtype": "float32",
         "max_model_len": 512,
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": draft,
-        },
-        "kv_transfer_config": {
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(storage)},
-        },
+        **stock_configs(storage, LAYER_IDS),
         **more,
     }
 
