@@ -105,9 +105,12 @@ def requirements() -> dict[str, dict[str, Any]]:
             distribution = entry.get("distribution", package)
             found[f"{package}-{entry['version']}"] = {
                 "python": entry["python"],
-                "install": [f"{distribution}=={entry['version']}", *entry["pins"]],
+                "install": [
+                    f"{distribution}=={entry['version']}", *entry.get("pins", [])
+                ],
                 "overrides": entry.get("overrides", []),
-            }
+                "on": f"{package}-{entry['on']}" if "on" in entry else None,
+            }  # fmt: skip
     return found
 
 
@@ -122,7 +125,9 @@ def environment(session: nox.Session, name: str, extra: tuple[str, ...] = ()) ->
 
 def tool_environment(session: nox.Session, name: str, install: tuple[str, ...]) -> Path:
     return build(
-        session, name, {"python": "3.11", "install": list(install), "overrides": []}
+        session,
+        name,
+        {"python": "3.11", "install": list(install), "overrides": [], "on": None},
     )
 
 
@@ -137,10 +142,12 @@ def build(session: nox.Session, name: str, wanted: Mapping[str, Any]) -> Path:
     uv(session, "venv", "--python", wanted["python"], str(folder))
     overrides = folder / "overrides.txt"
     overrides.write_text("\n".join(wanted["overrides"]) + "\n")
-    uv(
-        session, "pip", "install", "--python", str(python),
-        "--override", str(overrides), *wanted["install"],
-    )  # fmt: skip
+    options = ["--no-deps"] if wanted["on"] else ["--override", str(overrides)]
+    uv(session, "pip", "install", "--python", str(python), *options, *wanted["install"])
+    if wanted["on"]:
+        packages = "lib/python*/site-packages"
+        below = next(environment(session, wanted["on"]).parents[1].glob(packages))
+        (next(folder.glob(packages)) / "below.pth").write_text(f"{below}\n")
     mark.write_text(digest)
     return python
 

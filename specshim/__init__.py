@@ -13,6 +13,7 @@ from specshim import imports as _imports
 from specshim._version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 __all__ = ["__version__", "install", "status", "uninstall"]
@@ -24,16 +25,14 @@ def install() -> None:
     """Arm every hook and patch; apply those whose target is imported already.
 
     May be called any number of times. Does nothing under SPECSHIM=0. Importing
-    specshim calls it, and then an error is logged, not raised.
+    specshim, and vLLM's loading of the plugin, arm all but the patches of vLLM;
+    those follow in the processes of a server that extracts on the cache route.
 
     Raises:
         specshim.patching.PatchRefused: a patch or hook does not fit what is
             imported, under SPECSHIM_STRICT=1; so does any other failure.
     """
-    if _os.environ.get("SPECSHIM") == "0":
-        return
-    for package in _PACKAGES:
-        _imports.when_imported(package, _arm, key="specshim")
+    _watch(_arm_all)
 
 
 def uninstall() -> None:
@@ -68,7 +67,14 @@ def status() -> dict[str, Any]:
     }
 
 
-def _arm(module: ModuleType) -> None:
+def _watch(hook: Callable[[ModuleType], None]) -> None:
+    if _os.environ.get("SPECSHIM") == "0":
+        return
+    for package in _PACKAGES:
+        _imports.when_imported(package, hook, key="specshim")
+
+
+def _arm_all(module: ModuleType) -> None:
     from specshim.patching import arm, contained
     from specshim.patching.catalogue import declarations
 
@@ -76,10 +82,28 @@ def _arm(module: ModuleType) -> None:
         arm(declarations(module.__name__))
 
 
+def _arm_needed(module: ModuleType) -> None:
+    """Of vLLM, a server that extracts nothing must find every function untouched."""
+    from specshim import _serving
+
+    if module.__name__ != "vllm" or _serving.route() == "cache":
+        _arm_all(module)
+        return
+    from specshim.patching import arm, contained
+    from specshim.patching.catalogue import hooks
+
+    with contained(f"hooks for {module.__name__}"):
+        arm(hooks(module.__name__))
+
+
+def _install_needed() -> None:
+    _watch(_arm_needed)
+
+
 def _install_at_import() -> None:
     """vLLM swallows what importing a plugin raises; register() raises it again."""
     try:
-        install()
+        _install_needed()
     except Exception as error:
         from specshim.patching.containment import logger
 

@@ -19,6 +19,8 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
             f"VLLM_PLUGINS={variables['VLLM_PLUGINS']!r} keeps specshim's plugin out: "
             "vLLM's faults are not patched; add specshim to that comma-separated list."
         )
+    if draft.foreign:
+        return  # its needs are its own; only vLLM's faults are ours to mend
     if draft.request.source == "launcher":
         _stock_arguments(draft, ids)
     _stock_can_start(draft)

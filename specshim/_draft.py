@@ -25,6 +25,7 @@ class Draft:
     environment: Environment
     model: ModelFacts
     request: Request
+    foreign: str | None = None  # the user's own connector
     changes: list[Change] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from specshim import _vllm_facts as facts
 from specshim._plan_types import as_mapping
+from specshim._serving import RAY_PREFIXES, ray_prefixes
 from specshim.argv import Reading, read_argv, render, rewrite_argv
 from specshim.detect import Environment, ModelFacts
 from specshim.planning import REMOVE, LaunchPlan, Request, plan
 
-RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVE_ONLY = (
     ("headless", "--headless"),
@@ -201,11 +201,7 @@ def _variables(environ: Mapping[str, str], decision: LaunchPlan) -> dict[str, st
     every case, the prefix for Ray: vLLM may choose Ray by itself, and nothing but
     Ray's executor reads that variable.
     """
-    prefixes = environ.get(RAY_PREFIXES, "")
-    listed = [item.strip() for item in prefixes.split(",") if item.strip()]
-    if "SPECSHIM" not in listed:
-        listed.append("SPECSHIM")
-    return {"SPECSHIM_ROUTE": decision.route, RAY_PREFIXES: ",".join(listed)}
+    return {"SPECSHIM_ROUTE": decision.route, RAY_PREFIXES: ray_prefixes(environ)}
 
 
 def _stock_launch(

@@ -8,23 +8,26 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from specshim import _vllm_facts as facts
 from specshim.planning import REMOVE, Change
 
 
-def connector_of(args: Any) -> str | None:
-    """The ``kv_connector`` that ``args`` ask for, None where there is none.
+def extracts(args: Any) -> bool:
+    """Whether ``args`` ask for hidden states: by the method, or by the connector.
 
-    ``args.kv_transfer_config`` may be an object, a mapping or a JSON string.
+    Options may be objects, mappings or JSON strings.
     """
-    value = getattr(args, "kv_transfer_config", None)
-    if value is None:
-        return None
-    value = _parsed(value)
+    method = _entry(getattr(args, "speculative_config", None), "method")
+    connector = _entry(getattr(args, "kv_transfer_config", None), "kv_connector")
+    asked = method or getattr(args, "spec_method", None)
+    return asked == facts.EXTRACT or connector in facts.CONNECTORS
+
+
+def _entry(option: Any, name: str) -> Any:
+    value = _parsed(option)
     if isinstance(value, Mapping):
-        name = value.get("kv_connector")
-    else:
-        name = getattr(value, "kv_connector", None)
-    return name if isinstance(name, str) else None
+        return value.get(name)
+    return getattr(value, name, None)
 
 
 def given_options(args: Any) -> dict[str, Any]:

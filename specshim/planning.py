@@ -31,6 +31,7 @@ class _Extraction:
 
     layer_ids: Any
     is_tap: bool  # the options already name the tap connector
+    foreign: str | None = None  # or a connector that is neither ours nor vLLM's own
 
 
 def plan(environment: Environment, model: ModelFacts, request: Request) -> LaunchPlan:
@@ -55,7 +56,9 @@ def plan(environment: Environment, model: ModelFacts, request: Request) -> Launc
                 "specshim does not extract; choose a decoder-only model."
             )
         route, reason = _route(environment, extraction, draft)
-        ids = _layer_ids(model, request, extraction)
+        draft.foreign = extraction.foreign
+        unsaid = extraction.foreign is not None and extraction.layer_ids is None
+        ids = () if unsaid else _layer_ids(model, request, extraction)
         (tap_route if route == "tap" else cache_route)(draft, ids)
     except Refused as refused:
         return LaunchPlan(
@@ -135,7 +138,9 @@ def _extraction(request: Request) -> _Extraction | str:
             else "no hidden states are asked for"
         )
     elif not (is_tap or is_stock):
-        return f"the connector {connector} is left alone"
+        if method != facts.EXTRACT:
+            return f"the connector {connector} is left alone"
+        return _Extraction(spec_ids, is_tap=False, foreign=str(connector))
     elif is_stock and method != facts.EXTRACT:
         return f"{connector} without the method {facts.EXTRACT}: left to vLLM"
 
@@ -215,6 +220,13 @@ def _route(
                 "asks for the route cache; drop one of the two."
             )
         return "cache", f"{by} asks for it"
+    if extraction.foreign:
+        if asked == "tap":
+            raise Refused(
+                f"The tap route has a connector of its own, but {extraction.foreign} "
+                f"is asked for and {by} asks for the route tap; drop one of the two."
+            )
+        return "cache", f"the connector {extraction.foreign} is kept"
     if not obstacles:
         return "tap", (
             f"{by} asks for it"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim import _vllm_facts as facts
-from specshim.patching import Fingerprint, Patch, Target, original
+from specshim import _serving
+from specshim.patching import Fingerprint, Patch, Target, arm, original
+from specshim.patching.catalogue import patches
 
 if TYPE_CHECKING:
     from specshim.planning import LaunchPlan
@@ -29,15 +30,19 @@ def create_engine_config(
     Raises:
         ValueError: the plan refuses the request; the message is its sentence.
     """
-    from specshim.engine_args import connector_of, with_changes
+    from specshim.engine_args import extracts, with_changes
 
-    if connector_of(instance) not in facts.CONNECTORS:
+    _serving.announce(None)  # whatever an earlier engine of this process did
+    if not extracts(instance):
         return wrapped(*args, **kwargs)
     decided = decide(instance)
     if decided.refusal:
         raise ValueError(f"specshim: {decided.refusal}")
     if decided.route == "none":
         return wrapped(*args, **kwargs)
+    _serving.announce(decided.route)
+    if decided.route == "cache":
+        arm(patches("vllm"))
     try:
         if not decided.changes:
             return wrapped(*args, **kwargs)

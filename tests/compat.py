@@ -18,3 +18,8 @@ COMPAT: dict[str, list[dict[str, Any]]] = tomllib.loads(
 def releases(package: str) -> list[str]:
     """The tested releases of ``package``, oldest first."""
     return [entry["version"] for entry in COMPAT.get(package, [])]
+
+
+def runnable(package: str) -> list[str]:
+    """Those of them with an environment of their own, in which servers start."""
+    return [entry["version"] for entry in COMPAT.get(package, []) if "on" not in entry]

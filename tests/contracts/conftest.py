@@ -11,6 +11,15 @@ CHECKS = Path(__file__).parent / "checks"
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 
+BOOT = """
+import runpy, sys
+import specshim
+specshim.install()
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
 class FaultShownError(Exception):
     """Upstream failed the check, in the way that the patch is there to mend."""
 
@@ -24,10 +33,10 @@ def check(environment: Callable) -> Callable[..., None]:
     """
 
     def run(name: str, *, on: str, patched: bool, fault: str) -> None:
-        # The reroute would take the request off the road that is under test.
-        switch = {"SPECSHIM_DISABLE": "reroute"} if patched else {"SPECSHIM": "0"}
-        script = str(CHECKS / f"{name}.py")
-        done = environment(on).run(script, variables={**VARIABLES, **switch})
+        # On the tap route the request would leave the road that is under test.
+        switch = {"SPECSHIM_ROUTE": "cache"} if patched else {"SPECSHIM": "0"}
+        arguments = ("-c", BOOT, str(CHECKS / f"{name}.py"))
+        done = environment(on).run(*arguments, variables={**VARIABLES, **switch})
         if done.returncode == 0:
             return
         last = done.stderr.strip().splitlines()[-1]

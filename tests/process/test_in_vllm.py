@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from compat import releases
+from compat import runnable
 
 pytestmark = pytest.mark.envs
 
 SCRIPTS = Path(__file__).parent / "scripts"
-RELEASES = [f"vllm-{version}" for version in releases("vllm")]
+RELEASES = [f"vllm-{version}" for version in runnable("vllm")]
 SECONDS = 0.3  # of CPU time that the plugin may add to a process
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specshim.engine_args import connector_of, given_options, with_changes
+from specshim.engine_args import extracts, given_options, with_changes
 from specshim.planning import REMOVE, Change
 
 
@@ -30,25 +30,34 @@ class Args:
     _api_process_rank: int = 0
 
 
+STOCK = "ExampleHiddenStatesConnector"
 SPELLINGS = [
-    Transfer("Example", "kv_producer"),
-    {"kv_connector": "Example", "kv_role": "kv_producer"},
-    ' {"kv_connector": "Example", "kv_role": "kv_producer"}',
+    Transfer(STOCK, "kv_producer"),
+    {"kv_connector": STOCK, "kv_role": "kv_producer"},
+    f' {{"kv_connector": "{STOCK}", "kv_role": "kv_producer"}}',
 ]
 
 
 @pytest.mark.parametrize("value", SPELLINGS)
 def test_connector_in_every_spelling(value: Any) -> None:
     args = Args(kv_transfer_config=value, _api_process_rank=-1)
-    assert connector_of(args) == "Example"
+    assert extracts(args)
     assert given_options(args) == {
-        "kv_transfer_config": {"kv_connector": "Example", "kv_role": "kv_producer"}
+        "kv_transfer_config": {"kv_connector": STOCK, "kv_role": "kv_producer"}
     }
 
 
 @pytest.mark.parametrize("value", [None, "{broken", "", {}, object()])
-def test_no_connector(value: Any) -> None:
-    assert connector_of(Args(kv_transfer_config=value)) is None
+def test_no_hidden_states_asked_for(value: Any) -> None:
+    assert not extracts(Args(kv_transfer_config=value, speculative_config=value))
+
+
+def test_another_connector_counts_with_the_method_of_extraction() -> None:
+    own = Transfer("MyConnector")
+    method = {"method": "extract_hidden_states"}
+    assert extracts(Args(kv_transfer_config=own, speculative_config=method))
+    assert not extracts(Args(kv_transfer_config=own))
+    assert not extracts(Args(speculative_config={"method": "eagle3"}))
 
 
 def test_changes_go_onto_a_copy() -> None:

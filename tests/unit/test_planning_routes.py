@@ -32,12 +32,6 @@ from specshim.planning import Request, plan, plan_unread
         ({"kv_transfer_config": {"kv_connector": "NixlConnector"}}, "left alone"),
         ({"kv_transfer_config": {"kv_connector": "MultiConnector"}}, "left alone"),
         (
-            stock_options(
-                kv_transfer_config={"kv_connector": "FP8HiddenStatesConnector"}
-            ),
-            "left alone",
-        ),
-        (
             {"kv_transfer_config": {"kv_connector": "ExampleHiddenStatesConnector"}},
             "left to vLLM",
         ),
@@ -53,10 +47,28 @@ def test_servers_that_do_not_extract_are_left_alone(
     assert decision.refusal is None
 
 
-def test_a_connector_of_that_name_from_elsewhere_is_left_alone() -> None:
-    options = stock_options()
-    options["kv_transfer_config"]["kv_connector_module_path"] = "mine.connector"
-    assert served(options).route == "none"
+@pytest.mark.parametrize(
+    "connector",
+    [
+        {"kv_connector": "MyConnector"},
+        {
+            "kv_connector": "ExampleHiddenStatesConnector",
+            "kv_connector_module_path": "mine.connector",
+        },
+    ],
+)
+def test_a_connector_of_their_own_is_kept_and_vllm_patched(
+    connector: dict[str, str],
+) -> None:
+    decision = served(stock_options(kv_transfer_config=connector))
+    assert (decision.route, decision.changes, decision.refusal) == ("cache", (), None)
+    assert f"{connector['kv_connector']} is kept" in decision.reason
+
+
+def test_a_connector_of_their_own_contradicts_the_tap_route() -> None:
+    options = stock_options(kv_transfer_config={"kv_connector": "MyConnector"})
+    refusal = served(options, variables={"SPECSHIM_ROUTE": "tap"}).refusal
+    assert refusal and "MyConnector is asked for and SPECSHIM_ROUTE" in refusal
 
 
 def test_switched_off() -> None:
