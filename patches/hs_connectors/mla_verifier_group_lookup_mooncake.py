@@ -1,0 +1,38 @@
+"""The Mooncake connector does not find hidden states among packed pages."""
+
+from __future__ import annotations
+
+from packaging.specifiers import SpecifierSet
+from specshim.patches.vllm.mla_verifier_group_lookup import find_cache_kv_group_id
+
+from specshim.patching import Fingerprint, Patch, Target
+
+PATCH = Patch(
+    id="mla-verifier-group-lookup-mooncake",
+    summary="the Mooncake connector refuses DeepSeek-V4: no group found",
+    why=(
+        "Workers stop with 'Could not uniquely identify the extract-hidden-states KV "
+        "cache group': on models that pack pages of several sizes the group's spec "
+        "is a bundle of its layers' specs, and the connector only looks at groups "
+        "whose own spec is that of hidden states."
+    ),
+    upstream=("vllm#53243", "vllm#53074"),
+    affects=SpecifierSet(">=0.7.0,<=0.9.0"),
+    targets=(
+        Target(
+            name=(
+                "hs_connectors.mooncake_hidden_states_connector"
+                ".MooncakeHiddenStatesConnector._find_cache_kv_group_id"
+            ),
+            wrapper=find_cache_kv_group_id,
+            forms=(
+                Fingerprint(
+                    parameters=("cls", "kv_cache_config"),
+                    contains=("isinstance(group.kv_cache_spec, HiddenStateCacheSpec)",),
+                ),
+            ),
+        ),
+    ),
+    processes=("engine core", "worker"),
+    remove_when="hs_connectors>0.9.0",
+)

@@ -1,0 +1,83 @@
+"""Hidden states of one layer are charged for as many layers as a group has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim import _kv_groups as layout
+from specshim.patching import Fingerprint, Patch, Target
+
+NAMES = ("vllm_config", "kv_cache_spec")
+
+
+def get_kv_cache_groups(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Make every group one layer wide where hidden states have their own group."""
+    config, _ = layout.arguments(NAMES, args, kwargs)
+    return _narrowed(config, wrapped(*args, **kwargs))
+
+
+def _narrowed(config: Any, groups: list[Any]) -> list[Any]:
+    """``groups`` cut into single layers, the hidden states in the largest blocks.
+
+    Each of the model's layers takes as much memory as before. Pipeline stages are
+    left alone: a stage would pay for the groups of all other stages.
+    """
+    index = layout.hidden_group(groups)
+    bundled = any(layout.is_bundle(group.kv_cache_spec) for group in groups)
+    staged = config.parallel_config.pipeline_parallel_size > 1
+    if index is None or len(groups) == 1 or bundled or staged:
+        return groups
+    groups[index] = _filled(groups[index], groups[:index] + groups[index + 1 :])
+    return [
+        replace(group, layer_names=[name])
+        for group in groups
+        for name in group.layer_names
+    ]
+
+
+def _filled(group: Any, model: list[Any]) -> Any:
+    """The hidden states' group with as many tokens in its page as hashing allows."""
+    spec = group.kv_cache_spec
+    sizes = layout.hashed_sizes(model)
+    fitting = range(spec.page_size_bytes // layout.token_bytes(spec), 0, -1)
+    size = next((n for n in fitting if layout.keeps_hashing(n, sizes)), 0)
+    if size <= spec.block_size:
+        return group
+    return replace(group, kv_cache_spec=replace(spec, block_size=size))
+
+
+PATCH = Patch(
+    id="group-width-billing",
+    summary="extraction multiplies the KV-cache memory that hybrid models need",
+    why=(
+        "The engine refuses to start, or takes few requests at a time, for want of "
+        "KV-cache memory: a block of the pool is as wide as the widest group of "
+        "layers, and the hidden states' group uses one layer's part of it. On "
+        "Kimi-K3 with groups of 24 layers that is 130 GiB where 5.4 would do."
+    ),
+    upstream=("vllm#56774", "vllm#56822", "vllm#39949"),
+    affects=SpecifierSet(">=0.22.0,<=0.32.0"),
+    targets=(
+        Target(
+            name="vllm.v1.core.kv_cache_utils.get_kv_cache_groups",
+            wrapper=get_kv_cache_groups,
+            forms=(
+                Fingerprint(
+                    parameters=NAMES,
+                    contains=(
+                        "groups.append(KVCacheGroupSpec([name], aligned))",
+                        "page_size_padded=common_page",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    processes=("engine core",),
+    remove_when="vllm>0.32.0",
+)
