@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from specshim.patches.vllm.mla_verifier_group_lookup import find_cache_kv_group_id
 
+from specshim._kv_groups import find_cache_kv_group_id
 from specshim.patching import Fingerprint, Patch, Target
 
 PATCH = Patch(

@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+from copy import deepcopy
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,29 @@ BF16 = torch.bfloat16
 HIDDEN = "cache_only_layers.99"
 
 
-def config(
-    length: int = 4096, block: int = 16, layout: str = "LBNHC", **more: Any
-) -> Any:
-    """The configuration of a server that extracts, for prompts up to ``length``."""
-    arguments = stock_arguments(Path(tempfile.mkdtemp()), **more)
+@cache
+def _engine_config() -> Any:
+    arguments = stock_arguments(Path(tempfile.mkdtemp()))
     transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
-    made = EngineArgs(
+    engine_args = EngineArgs(
         kv_transfer_config=transfer, enable_chunked_prefill=False, **arguments
-    ).create_engine_config()
+    )
+    return engine_args.create_engine_config()
+
+
+def config(
+    length: int = 4096, block: int = 16, layout: str = "LBNHC", budget: int = 0
+) -> Any:
+    """The configuration of a server that extracts, for prompts up to ``length``.
+
+    With a ``budget`` it computes prompts in chunks of that many tokens. Prefixes are
+    cached, Mamba states at block boundaries.
+    """
+    made = deepcopy(_engine_config())
     made.model_config.max_model_len = length
-    made.scheduler_config.max_num_batched_tokens = length
-    made.scheduler_config.max_num_scheduled_tokens = length
+    made.scheduler_config.max_num_batched_tokens = budget or length
+    made.scheduler_config.max_num_scheduled_tokens = budget or length
+    made.scheduler_config.enable_chunked_prefill = bool(budget)
     made.cache_config.enable_prefix_caching = True
     made.cache_config.block_size = block
     made.cache_config.mamba_cache_mode = "align"
@@ -206,17 +219,17 @@ class Planned:
         return request
 
     def takes(self, tokens: int) -> list[int]:
-        """Blocks by group that a prompt takes; it is aborted, and all are free."""
+        """Blocks by group that a prompt has in the end; aborted, it frees them all."""
         from vllm.v1.request import RequestStatus
 
         free = self.free_blocks
-        self.submit(tokens)
-        output = self.scheduler.schedule()
-        assert output.num_scheduled_tokens == {"one": tokens}, output
-        blocks = output.scheduled_new_reqs[0].block_ids
+        request = self.submit(tokens)
+        while request.num_computed_tokens < tokens:
+            assert self.scheduler.schedule().num_scheduled_tokens, "nothing scheduled"
+        blocks = self.scheduler.kv_cache_manager.get_block_ids("one")
         self.scheduler.connector.request_finished_all_groups = lambda *_: (False, None)
         self.scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
-        assert self.free_blocks == free
+        assert self.free_blocks == free, (self.free_blocks, free)
         return [len(set(ids) - {0}) for ids in blocks]
 
     def wrong_states(self, tokens: int) -> list[tuple[int, int]]:

@@ -1,0 +1,49 @@
+"""Hidden states of a hybrid model cost their own bytes, not a whole group's.
+
+The model is Kimi-K3 as vllm#56774 has it: 24 latent and 69 recurrent layers, pages of
+432 KiB, five states of 7,168 in bfloat16, prompts of 65,536 tokens.
+"""
+
+from kv_layouts import (
+    HIDDEN,
+    Planned,
+    config,
+    gib,
+    groups,
+    hidden,
+    latent,
+    mamba,
+    table,
+)
+
+MODEL = {f"layers.{i}": latent(384) for i in range(3, 93, 4)} | {
+    f"layers.{i}": mamba(400_000, 384, padded=442_368) for i in range(93) if i % 4 != 3
+}
+SPECS = MODEL | hidden(5, 7168, 384)
+PAGE = 442_368
+
+
+def main() -> None:
+    made = config(65_536, block=384)
+    alone, found = groups(made, MODEL), groups(made, SPECS)
+    extra = gib(made, found) - gib(made, alone)
+    tokens = table(found)[-1][2]
+    own = -(-65_536 // tokens) * PAGE / 2**30
+    if extra > own * 1.2:
+        raise SystemExit(f"hidden states of {own:.1f} GiB cost {extra:.1f} GiB")
+    # Every layer is in one group, in the page that it had; the last is found.
+    assert sorted(n for g in found for n in g.layer_names) == sorted(SPECS)
+    assert found[-1].layer_names == [HIDDEN]
+    assert {row[3] for row in table(found)} == {PAGE}
+    memory = int(gib(made, found) * 2**30) + PAGE
+    planned = Planned(made, SPECS, memory)  # no more than the one request needs
+    assert planned.plan.num_blocks in (memory // PAGE, memory // PAGE - 1)
+    latent_blocks, states = -(-60_000 // 384), 1
+    taken = planned.takes(60_000)
+    assert set(taken) == {latent_blocks, states, -(-60_000 // tokens)}, taken
+    index = len(found) - 1
+    assert planned.hidden_groups() == [(index, tokens)] * 2
+
+
+if __name__ == "__main__":
+    main()
