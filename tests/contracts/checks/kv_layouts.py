@@ -246,11 +246,15 @@ class Planned:
             for manager in managers:
                 if not isinstance(manager.kv_cache_spec, MambaSpec):
                     continue
-                for i, block in enumerate(manager.req_to_blocks["one"]):
+                hashes = utils.BlockHashListWithBlockSize(
+                    request.block_hashes, self.sizes[1], manager.block_size
+                )
+                for i, block in enumerate(manager.req_to_blocks["one"][: len(hashes)]):
                     upto = (i + 1) * manager.block_size
-                    if block.block_hash is not None and upto not in ends:
-                        seen = max(end for end in ends if end <= upto)
-                        wrong.add((seen, upto))
+                    key = block.block_hash
+                    whole = key is not None and utils.get_block_hash(key) == hashes[i]
+                    if whole and upto not in ends:
+                        wrong.add((max(end for end in ends if end <= upto), upto))
         return sorted(wrong)
 
     def hidden_groups(self) -> list[tuple[int, int]]:
