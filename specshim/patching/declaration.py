@@ -107,6 +107,7 @@ class Patch:
     targets: tuple[Target, ...]
     processes: tuple[str, ...]
     remove_when: str = ""
+    see: str = ""  # how a user sees whether the fault is theirs, or gone
     kind: str = "patch"
     rung: str = "wrap"
     why_not_lower: str = ""
