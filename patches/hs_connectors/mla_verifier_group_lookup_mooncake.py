@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.specifiers import SpecifierSet
 
 from specshim._kv_groups import find_cache_kv_group_id
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 PATCH = Patch(
     id="mla-verifier-group-lookup-mooncake",
@@ -34,5 +34,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core", "worker"),
-    remove_when="hs_connectors>0.9.0",
+    remove_when=OPEN,
 )

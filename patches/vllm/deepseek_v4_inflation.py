@@ -10,7 +10,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _kv_groups as layout
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 NAMES = ("vllm_config", "kv_cache_spec")
 
@@ -107,5 +107,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core",),
-    remove_when="vllm>0.32.0",
+    remove_when=OPEN,
 )

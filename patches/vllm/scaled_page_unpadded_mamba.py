@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def ensure_min_page_size(
@@ -59,5 +59,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core",),
-    remove_when="vllm>0.32.0",
+    remove_when=OPEN,
 )
