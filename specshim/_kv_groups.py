@@ -98,15 +98,6 @@ def holder(groups: Sequence[Any]) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def find_cache_kv_group_id(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """A connector's search for its group: for the layer itself, then vLLM's way."""
-    (config,) = arguments(("kv_cache_config",), args, kwargs)
-    found = holder(config.kv_cache_groups) if config is not None else None
-    return wrapped(*args, **kwargs) if found is None else found
-
-
 def token_bytes(spec: Any) -> int:
     """Bytes of one token's hidden states: captured layers x hidden size x item."""
     return int(spec.num_kv_heads * spec.head_size * spec.dtype.itemsize)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from packaging.specifiers import SpecifierSet
 
-from specshim._kv_groups import find_cache_kv_group_id
+from specshim import _kv_groups as layout
 from specshim.patching import OPEN, Fingerprint, Patch, Target
+
+
+def find_cache_kv_group_id(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Look for the layer itself before looking for the spec of its group."""
+    (config,) = layout.arguments(("kv_cache_config",), args, kwargs)
+    found = layout.holder(config.kv_cache_groups) if config is not None else None
+    return wrapped(*args, **kwargs) if found is None else found
+
 
 PATCH = Patch(
     id="mla-verifier-group-lookup-mooncake",
