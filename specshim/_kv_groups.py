@@ -118,12 +118,16 @@ def hashed_sizes(groups: Sequence[Any]) -> list[int]:
 
 
 def keeps_hashing(size: int, sizes: Sequence[int]) -> bool:
-    """Whether a group of ``size`` tokens per block leaves hash and scheduler blocks.
+    """Whether a group of ``size`` tokens per block leaves prefix caching its grain.
 
     vLLM hashes at the greatest common divisor of all groups' sizes, and finds
-    prefixes at their least common multiple.
+    prefixes at their least common multiple. The multiple must stay; the divisor may
+    become ``size`` itself, so that hashing is finer, but nothing smaller.
     """
-    return size % math.gcd(*sizes) == 0 and math.lcm(*sizes) % size == 0
+    if not sizes:
+        return True
+    common = math.gcd(*sizes)
+    return math.lcm(*sizes) % size == 0 and (size % common == 0 or common % size == 0)
 
 
 def block_bytes(config: Any, groups: Sequence[Any]) -> int:

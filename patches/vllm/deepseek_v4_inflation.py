@@ -34,8 +34,7 @@ def get_kv_cache_groups(
 def _cheapest(config: Any, groups: list[Any], name: str, spec: Any) -> Any:
     """The hidden states' group with which a request of full length costs least."""
     sizes = layout.hashed_sizes(groups)
-    candidates = {spec.block_size, math.gcd(*sizes)}
-    candidates |= {
+    candidates = {spec.block_size} | {
         size
         for size in range(1, math.lcm(*sizes) + 1)
         if layout.keeps_hashing(size, sizes)

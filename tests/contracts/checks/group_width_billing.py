@@ -43,6 +43,20 @@ def main() -> None:
     assert set(taken) - states == {157, 10_000}, taken  # in blocks of 384 and of 6
     index = len(found) - 1
     assert planned.hidden_groups() == [(index, tokens)] * 2
+    without_prefix_caching()
+
+
+def without_prefix_caching() -> None:
+    """Then Mamba "blocks" are as long as the model, which limits no other group."""
+    made = config(65_537, block=384)
+    made.cache_config.enable_prefix_caching = False
+    made.cache_config.mamba_cache_mode = "none"
+    specs = SPECS | {
+        name: mamba(400_000, 65_537, padded=PAGE, mode="none")
+        for name, spec in MODEL.items()
+        if hasattr(spec, "mamba_cache_mode")
+    }
+    assert table(groups(made, specs))[-1][2] == 6  # tokens of 70 KiB in a page
 
 
 if __name__ == "__main__":
