@@ -107,13 +107,11 @@ def hashed_sizes(groups: Sequence[Any]) -> list[int]:
     """Tokens per block of the groups whose blocks prefix caching may look up."""
     from vllm.v1.kv_cache_interface import MambaSpec
 
+    specs = [first_spec(group) for group in groups]
     return [
-        group.kv_cache_spec.block_size
-        for group in groups
-        if not (
-            isinstance(group.kv_cache_spec, MambaSpec)
-            and group.kv_cache_spec.mamba_cache_mode == "none"
-        )
+        spec.block_size
+        for spec in specs
+        if not (isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "none")
     ]
 
 
@@ -159,7 +157,7 @@ def with_spec(group: Any, spec: Any) -> Any:
     return replace(group, kv_cache_spec=spec)
 
 
-def only_spec(group: Any) -> Any:
-    """The layer's own spec of a group with one layer."""
+def first_spec(group: Any) -> Any:
+    """The spec of the group's first layer, which in a bundle is that layer's own."""
     spec = group.kv_cache_spec
     return next(iter(spec.kv_cache_specs.values())) if is_bundle(spec) else spec

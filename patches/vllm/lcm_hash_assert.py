@@ -22,7 +22,7 @@ def get_kv_cache_groups(
     if index is None or len(groups) == 1:
         return groups
     group = groups[index]
-    spec = layout.only_spec(group)
+    spec = layout.first_spec(group)
     sizes = layout.hashed_sizes(groups[:index] + groups[index + 1 :])
     if layout.keeps_hashing(spec.block_size, sizes):
         return groups
