@@ -26,12 +26,16 @@ def _narrowed(config: Any, groups: list[Any]) -> list[Any]:
     """``groups`` cut into single layers, the hidden states in the largest blocks.
 
     Each of the model's layers takes as much memory as before. Pipeline stages are
-    left alone: a stage would pay for the groups of all other stages.
+    left alone: a stage would pay for the groups of all other stages. So are bundles,
+    which lie in a single group or a packing, and groups in the host's memory.
     """
     index = layout.hidden_group(groups)
-    bundled = any(layout.is_bundle(group.kv_cache_spec) for group in groups)
+    special = any(
+        layout.is_bundle(group.kv_cache_spec) or getattr(group, "host_resident", False)
+        for group in groups
+    )
     staged = config.parallel_config.pipeline_parallel_size > 1
-    if index is None or len(groups) == 1 or bundled or staged:
+    if index is None or len(groups) == 1 or special or staged:
         return groups
     groups[index] = _filled(groups[index], groups[:index] + groups[index + 1 :])
     return [
