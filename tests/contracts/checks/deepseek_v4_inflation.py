@@ -1,4 +1,4 @@
-"""Hidden states of DeepSeek-V4-Flash cost little more than their own bytes.
+"""Hidden states of DeepSeek-V4-Flash cost about as much as its own cache at most.
 
 As vllm#53243 has it: four states of 4,096 in bfloat16, prompts of 8,192 tokens.
 """
@@ -21,7 +21,8 @@ def main() -> None:
     made = config(8192, block=256, layout="BLHNC")
     alone, found = groups(made, deepseek_v4_flash()), groups(made, SPECS)
     extra = gib(made, found) - gib(made, alone)
-    if extra > 3 * OWN:
+    # 0.4 GiB from 0.27 on, where groups may lie over each other in a block; 2 before.
+    if extra > 9 * OWN:
         raise SystemExit(f"hidden states of {OWN:.2f} GiB cost {extra:.2f} GiB")
     assert sorted(n for g in found for n in g.layer_names) == sorted(SPECS)
     assert found[-1].layer_names == [HIDDEN]
