@@ -15,12 +15,16 @@ class Done:
 
     def wait_event(self, event: Any) -> None: ...
 
+    def wait_stream(self, stream: Any) -> None: ...
+
     def query(self) -> bool:
         return True
 
 
 def do_at_once() -> None:
     """Let the connector copy on the CPU; nothing else of it changes."""
+    if torch.cuda.Stream is Done:
+        return
     plain = torch.empty_like
 
     def empty_like(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -28,4 +32,5 @@ def do_at_once() -> None:
 
     torch.empty_like = empty_like
     torch.cuda.Stream = torch.cuda.Event = Done
+    torch.cuda.current_stream = Done
     torch.cuda.stream = lambda stream: nullcontext()

@@ -5,6 +5,8 @@ layer, the forward context and the KV tensor. The model is made up: its states s
 which token of the vocabulary they belong to, and at which position.
 """
 
+import inspect
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from stock_server import stock_arguments
 
 BLOCK = 16
 LAYER = "cache_only_layers.4"
+OUTPUT = 7  # the token that is always generated
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Server:
     kv_cache: torch.Tensor  # [blocks, slots, layers, hidden]
     group: int  # the KV cache group of the hidden states
     block_size: int  # and its tokens per block
+    hashed: int  # tokens in a block that is hashed for the prefix cache
     folder: Path
     order: list[str] = field(default_factory=list)  # the persistent batch
 
@@ -35,7 +39,7 @@ class Server:
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
         from vllm.v1.request import Request
 
-        hasher = get_request_block_hasher(BLOCK, sha256)
+        hasher = get_request_block_hasher(self.hashed, sha256)
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         request = Request(name, prompt, sampling, None, block_hasher=hasher)
         self.scheduler.add_request(request)
@@ -52,86 +56,139 @@ class Server:
         return states[:, 0, :2].float()
 
 
-def expected(prompt: list[int]) -> torch.Tensor:
-    positions = torch.arange(len(prompt), dtype=torch.float32)
-    return torch.stack([torch.tensor(prompt, dtype=torch.float32), positions], dim=1)
+def wrong(server: Server, prompts: dict[str, list[int]]) -> list[str]:
+    """What is wrong with the files of these prompts, a phrase for each."""
+    found = []
+    for name, prompt in prompts.items():
+        rows = server.saved(name)
+        if len(rows) != len(prompt):
+            found.append(f"{name}: {len(rows)} rows for {len(prompt)} tokens")
+            continue
+        own = torch.tensor([(token, i) for i, token in enumerate(prompt)])
+        others = (rows != own).any(dim=1).nonzero().flatten().tolist()
+        if others:
+            found.append(f"{name}: rows {others[0]} to {others[-1]} are not its own")
+    return found
 
 
-def assert_saved(server: Server, name: str, prompt: list[int]) -> None:
-    rows = server.saved(name)
-    assert rows.shape[0] == len(prompt), f"{name}: {len(rows)} of {len(prompt)} rows"
-    wrong = (rows != expected(prompt)).any(dim=1).nonzero().flatten().tolist()
-    assert not wrong, f"{name}: wrong rows {wrong}"
+def serve(
+    folder: Path | None = None,
+    *,
+    blocks: int = 64,
+    sliding_layers: int = 0,
+    cache_dtype: str = "auto",
+    rank: int = 0,
+    port: int = 0,
+    **more: Any,
+) -> Server:
+    """A server of four layers, all with full attention unless told otherwise.
 
-
-def serve(rank: int = 0, world: int = 1, port: int = 0, **more: Any) -> Server:
-    """A server for a dense model; ``more`` goes to EngineArgs."""
-    from vllm.config import KVTransferConfig, set_current_vllm_config
+    Args:
+        folder: for the model's config and the files.
+        blocks: of the KV cache, the null block among them.
+        cache_dtype: of the attention layers' cache.
+        rank: of this process, where ``more`` has a tensor_parallel_size.
+        port: at which the ranks meet.
+        more: for EngineArgs.
+    """
+    from vllm.config import set_current_vllm_config
     from vllm.distributed.kv_transfer import get_kv_transfer_group
     from vllm.distributed.kv_transfer.kv_transfer_state import (
         ensure_kv_transfer_initialized,
+        ensure_kv_transfer_shutdown,
     )
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+    from vllm.v1.worker.utils import bind_kv_cache
+
+    do_at_once()
+    folder = folder or Path(tempfile.mkdtemp())
+    config = _config(folder, **more)
+    config.cache_config.num_gpu_blocks_override = blocks
+    config.cache_config.cache_dtype = cache_dtype
+    ensure_kv_transfer_shutdown()
+    with set_current_vllm_config(config):
+        _join(config, rank, port)
+        proposer, layer = _proposer(config)
+        specs = {LAYER: layer.get_kv_cache_spec(config), **_attention(sliding_layers)}
+        (cache,) = get_kv_cache_configs(config, [specs], [1 << 30])
+        ensure_kv_transfer_initialized(config, cache)
+    group = next(
+        i for i, g in enumerate(cache.kv_cache_groups) if LAYER in g.layer_names
+    )
+    size = cache.kv_cache_groups[group].kv_cache_spec.block_size
+    config.cache_config.num_gpu_blocks = cache.num_blocks
+    kv_cache = torch.zeros(
+        (cache.num_blocks, size, layer.num_heads, layer.head_size),
+        dtype=layer.kv_cache_torch_dtype,
+    )
+    known = config.compilation_config.static_forward_context
+    bind_kv_cache({LAYER: kv_cache}, known, [])
+    get_kv_transfer_group().register_kv_caches({LAYER: kv_cache})
+    scheduler, hashed = _scheduler(config, cache)
+    return Server(
+        config, scheduler, proposer, kv_cache, group, size, hashed, folder
+    )
+
+
+def _config(folder: Path, **more: Any) -> Any:
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = stock_arguments(folder, block_size=BLOCK, **more)
+    transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
+    return EngineArgs(kv_transfer_config=transfer, **arguments).create_engine_config()
+
+
+def _join(config: Any, rank: int, port: int) -> None:
     from vllm.distributed.parallel_state import (
         ensure_model_parallel_initialized,
         init_distributed_environment,
     )
-    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.network_utils import get_open_port
+
+    world = config.parallel_config.tensor_parallel_size
+    where = f"tcp://127.0.0.1:{port or get_open_port()}"
+    init_distributed_environment(world, rank, where, 0, backend="gloo")
+    ensure_model_parallel_initialized(world, 1)
+    sys.excepthook = sys.__excepthook__  # torch puts "[rank0]" before every line
+
+
+def _proposer(config: Any) -> tuple[Any, Any]:
     from vllm.model_executor.models.extract_hidden_states import (
         ExtractHiddenStatesModel,
     )
-    from vllm.utils.hashing import sha256
-    from vllm.utils.network_utils import get_open_port
-    from vllm.v1.core.kv_cache_utils import (
-        generate_scheduler_kv_cache_config,
-        get_kv_cache_configs,
-        init_none_hash,
-    )
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.spec_decode.extract_hidden_states import ExtractHiddenStatesProposer
-    from vllm.v1.structured_output import StructuredOutputManager
-    from vllm.v1.worker.utils import bind_kv_cache
 
-    do_at_once()
-    init_none_hash(sha256)
-    folder = Path(tempfile.mkdtemp())
-    sliding = more.pop("sliding_layers", 0)
-    blocks = more.pop("blocks", 64)
-    folder = more.pop("folder", folder)
-    arguments = stock_arguments(folder, block_size=BLOCK, **more)
-    transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
-    config = EngineArgs(
-        kv_transfer_config=transfer, **arguments
-    ).create_engine_config()
-    config.cache_config.num_gpu_blocks_override = blocks
-    with set_current_vllm_config(config):
-        where = f"tcp://127.0.0.1:{port or get_open_port()}"
-        init_distributed_environment(world, rank, where, 0, backend="gloo")
-        ensure_model_parallel_initialized(world, 1)
-        proposer = ExtractHiddenStatesProposer(config, torch.device("cpu"))
-        proposer.model = ExtractHiddenStatesModel(vllm_config=config)
-        layer = proposer.model.cache_only_layers["4"]
-        proposer.attn_layer_names = [LAYER]
-        proposer.attn_metadata_builder = proposer._build_attn_metadata_builder(
-            {LAYER: layer}
-        )
-        specs = {LAYER: layer.get_kv_cache_spec(config), **_attention(sliding)}
-        (cache,) = get_kv_cache_configs(config, [specs], [1 << 30])
-        ensure_kv_transfer_initialized(config, cache)
-    (group,) = (i for i, g in enumerate(cache.kv_cache_groups) if LAYER in g.layer_names)
-    size = cache.kv_cache_groups[group].kv_cache_spec.block_size
-    config.cache_config.num_gpu_blocks = cache.num_blocks
-    shape = (cache.num_blocks, size, layer.num_heads, layer.head_size)
-    kv_cache = torch.zeros(shape, dtype=layer.kv_cache_torch_dtype)
-    known = config.compilation_config.static_forward_context
-    bind_kv_cache({LAYER: kv_cache}, known, [])
-    get_kv_transfer_group().register_kv_caches({LAYER: kv_cache})
+    proposer = ExtractHiddenStatesProposer(config, torch.device("cpu"))
+    proposer.model = ExtractHiddenStatesModel(vllm_config=config)
+    layer = proposer.model.cache_only_layers["4"]
+    proposer.attn_layer_names = [LAYER]
+    proposer.attn_metadata_builder = proposer._build_attn_metadata_builder(
+        {LAYER: layer}
+    )
+    return proposer, layer
+
+
+def _scheduler(config: Any, cache: Any) -> tuple[Any, int]:
+    """The scheduler, and the number of tokens in a block that is hashed."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    kv_cache_utils.init_none_hash(sha256)
+    sizes = {"block_size": BLOCK}
+    if hasattr(kv_cache_utils, "resolve_kv_cache_block_sizes"):
+        names = ("block_size", "hash_block_size")
+        both = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
+        sizes = dict(zip(names, both, strict=True))
     scheduler = Scheduler(
         config,
-        generate_scheduler_kv_cache_config([cache]),
+        kv_cache_utils.generate_scheduler_kv_cache_config([cache]),
         StructuredOutputManager(config),
-        block_size=BLOCK,
+        **sizes,
     )
-    return Server(config, scheduler, proposer, kv_cache, group, size, folder)
+    return scheduler, sizes.get("hash_block_size", BLOCK)
 
 
 def _attention(sliding: int) -> dict[str, Any]:
@@ -235,17 +292,23 @@ def _run(
         Mixin.maybe_get_kv_connector_output(output, defer_finalize=True) as transferred,
     ):
         pass
-    layers = server.proposer.num_hidden_states
-    arguments = {
-        "sampled_token_ids": torch.full((len(server.order), 1), 7),
-        "target_hidden_states": [states] * layers,
-        "common_attn_metadata": metadata,
-    }
-    server.proposer.propose(**arguments)
+    sampled = torch.full((len(server.order), 1), OUTPUT)
+    propose(server, sampled, states, metadata)
     Mixin.finalize_kv_connector()
-    sampled = []
-    for name in server.order:
-        request = server.scheduler.requests[name]
-        whole = request.num_computed_tokens >= request.num_tokens
-        sampled.append([7] if whole else [])
-    return sampled, transferred
+    requests = [server.scheduler.requests[name] for name in server.order]
+    whole = [r.num_computed_tokens >= r.num_tokens for r in requests]
+    return [[OUTPUT] if done else [] for done in whole], transferred
+
+
+def propose(server: Server, sampled: torch.Tensor, states: Any, metadata: Any) -> Any:
+    """The drafter's step, with the arguments that this release wants."""
+    arguments = {
+        "sampled_token_ids": sampled,
+        "target_hidden_states": [states] * server.proposer.num_hidden_states,
+        "common_attn_metadata": metadata,
+        "num_speculative_tokens": 1,
+    }
+    wanted = inspect.signature(server.proposer.propose).parameters
+    return server.proposer.propose(
+        **{name: value for name, value in arguments.items() if name in wanted}
+    )
