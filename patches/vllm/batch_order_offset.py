@@ -6,10 +6,25 @@ it, switch off both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from packaging.specifiers import SpecifierSet
 
-from specshim.patches.vllm.prefix_cache_cross_request import TARGETS
 from specshim.patching import Patch
+
+from . import prefix_cache_cross_request as by_block_table
+
+
+def save_kv_layer(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Worker: a block table holds a prompt's slots wherever it lies in the batch."""
+    return by_block_table.save_kv_layer(wrapped, instance, args, kwargs)
+
+
+BUILD, SAVE = by_block_table.TARGETS
 
 PATCH = Patch(
     id="batch-order-offset",
@@ -21,7 +36,7 @@ PATCH = Patch(
     ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.22.0,<0.24.0"),
-    targets=TARGETS,
+    targets=(replace(SAVE, wrapper=save_kv_layer), BUILD),
     processes=("engine core", "worker"),
     remove_when="vllm>=0.24.0",
 )

@@ -42,7 +42,8 @@ PATCH = Patch(
             wrapper=propose,
             forms=(
                 Fingerprint(
-                    parameters=PARAMETERS, contains=(" return sampled_token_ids",),
+                    parameters=PARAMETERS,
+                    contains=(" return sampled_token_ids",),
                     lacks=("sampled_token_ids[:, :1]", "sampled_token_ids.unsqueeze"),
                 ),
                 Fingerprint(
@@ -50,9 +51,7 @@ PATCH = Patch(
                     contains=("sampled_token_ids.unsqueeze(-1), kv_connector_output",),
                 ),
             ),
-            fixed=Fingerprint(
-                parameters=PARAMETERS, contains=("sampled_token_ids[:, :1]",)
-            ),
+            fixed=Fingerprint(contains=("sampled_token_ids[:, :1]",)),
         ),
     ),
     processes=("worker",),

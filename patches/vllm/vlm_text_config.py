@@ -16,7 +16,7 @@ def init(
 ) -> Any:
     """Hand the text config over as the object that it is in the model's config."""
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
-    model = bound.arguments.get("model")
+    model: Any = bound.arguments.get("model")
     if hasattr(model, "get_text_config"):
         text = model.get_text_config()
         if text is not model:
@@ -28,11 +28,11 @@ PATCH = Patch(
     id="vlm-text-config",
     summary="a vision-language model does not start",
     why=(
-        "The server of a model with a text_config (Qwen2.5-VL and others) stops with "
-        "AttributeError: 'dict' object has no attribute ...: the draft model's config "
-        "is made of plain dicts, whose text config vLLM reads by attribute."
+        "The server of a model with a text_config (Qwen2.5-VL and many others) stops "
+        "with a ValidationError: its text_config has no num_attention_heads. The "
+        "draft model's config is made of plain dicts, and vLLM reads attributes."
     ),
-    upstream=("vllm#39017",),
+    upstream=("vllm#39017", "vllm#38987"),
     affects=SpecifierSet(">=0.17.0,<0.20.0"),
     targets=(
         Target(

@@ -1,6 +1,6 @@
 """The last chunk of a prompt must be saved, even if it fits in the blocks there are."""
 
-from stock_steps import serve, step, wrong
+from stock_steps import finish, serve, wrong
 
 PROMPT = {"chunked": list(range(50, 85))}  # 35 tokens: 33 and 2, in three blocks
 
@@ -10,8 +10,7 @@ def main() -> None:
         enable_chunked_prefill=True, max_num_batched_tokens=33, max_num_seqs=4
     )
     server.add("chunked", PROMPT["chunked"], max_tokens=4)
-    for _ in range(5):
-        step(server)
+    finish(server)
     found = wrong(server, PROMPT)
     assert not found, "; ".join(found)
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from cpu_streams import Done
-from stock_steps import _batch, propose, serve
+from stock_steps import batch, propose, serve
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     for name in ("one", "other"):
         server.add(name, [1, 2, 3], max_tokens=4)
     output = server.scheduler.schedule()
-    states, metadata = _batch(server, output)
+    states, metadata = batch(server, output)
     # With a draft token per request the target samples two: its own and one more.
     sampled = torch.tensor([[5, 6], [8, -1]])
     drafts = propose(server, sampled, states, metadata)

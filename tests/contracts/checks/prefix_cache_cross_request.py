@@ -1,6 +1,6 @@
 """A prompt with a cached prefix must be saved with its own rows, all of them."""
 
-from stock_steps import serve, step, wrong
+from stock_steps import finish, serve, wrong
 
 SHARED = list(range(40, 72))  # two blocks
 WARM = {"warm": [*SHARED, 1, 2, 3]}
@@ -17,7 +17,7 @@ def problems(sliding_layers: int) -> list[str]:
     for prompts in (WARM, ALONE, TOGETHER):
         for name, prompt in prompts.items():
             server.add(name, prompt)
-        step(server)
+        finish(server)
     return wrong(server, {**WARM, **ALONE, **TOGETHER})
 
 

@@ -125,9 +125,7 @@ def serve(
     bind_kv_cache({LAYER: kv_cache}, known, [])
     get_kv_transfer_group().register_kv_caches({LAYER: kv_cache})
     scheduler, hashed = _scheduler(config, cache)
-    return Server(
-        config, scheduler, proposer, kv_cache, group, size, hashed, folder
-    )
+    return Server(config, scheduler, proposer, kv_cache, group, size, hashed, folder)
 
 
 def _config(folder: Path, **more: Any) -> Any:
@@ -215,7 +213,7 @@ def step(server: Server) -> list[str]:
     from vllm.v1.outputs import ModelRunnerOutput
 
     output = server.scheduler.schedule()
-    states, metadata = _batch(server, output)
+    states, metadata = batch(server, output)
     sampled, transferred = _run(server, output, states, metadata)
     result = ModelRunnerOutput(
         req_ids=list(server.order),
@@ -229,7 +227,13 @@ def step(server: Server) -> list[str]:
     return list(server.order)
 
 
-def _batch(server: Server, output: Any) -> tuple[torch.Tensor, Any]:
+def finish(server: Server) -> None:
+    """Steps until all requests have come to their end, and all files are written."""
+    while server.scheduler.has_requests():
+        step(server)
+
+
+def batch(server: Server, output: Any) -> tuple[torch.Tensor, Any]:
     """What the model runner makes of a scheduler's output: rows and their slots."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -237,15 +241,10 @@ def _batch(server: Server, output: Any) -> tuple[torch.Tensor, Any]:
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     computed |= {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
     # vLLM's persistent batch: who stays, keeps its place; who comes, comes last.
-    stay = [
-        name
-        for name in server.order
-        if name in computed and name not in cached.resumed_req_ids
-    ]
-    server.order = stay + [
-        *(r.req_id for r in output.scheduled_new_reqs),
-        *(name for name in cached.req_ids if name in cached.resumed_req_ids),
-    ]
+    resumed = [name for name in cached.req_ids if name in cached.resumed_req_ids]
+    stay = [name for name in server.order if name in computed and name not in resumed]
+    new = [request.req_id for request in output.scheduled_new_reqs]
+    server.order = [*stay, *new, *resumed]
     rows, slots, starts = [], [], [0]
     for name in server.order:
         tokens = server.scheduler.requests[name].all_token_ids
