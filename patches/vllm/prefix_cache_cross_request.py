@@ -45,19 +45,25 @@ def save_kv_layer(
     from vllm.forward_context import get_forward_context
 
     layer = args[0] if args else kwargs["layer_name"]
-    if layer not in instance.cache_layers:
-        return wrapped(*args, **kwargs)
     context = get_forward_context()
     of_the_step = context.slot_mapping
-    slots = prompt_slots(instance).to(of_the_step[layer].device)
-    if slots.is_cuda:
-        # Read on the connector's own stream, after this call has let go of it.
+    if layer not in instance.cache_layers or isinstance(of_the_step, ByBlockTable):
+        return wrapped(*args, **kwargs)
+    slots, device = prompt_slots(instance), of_the_step[layer].device
+    if device.type == "cuda":
+        # Copied without waiting for the forward pass, and read on the connector's
+        # own stream after this call has let go of it.
+        slots = slots.pin_memory().to(device, non_blocking=True)
         slots.record_stream(instance._get_copy_stream())
-    context.slot_mapping = {**of_the_step, layer: slots}
+    context.slot_mapping = ByBlockTable({**of_the_step, layer: slots.to(device)})
     try:
         return wrapped(*args, **kwargs)
     finally:
         context.slot_mapping = of_the_step
+
+
+class ByBlockTable(dict[str, "torch.Tensor"]):
+    """A slot mapping that is corrected already, by the other declaration."""
 
 
 def prompt_slots(connector: Any) -> torch.Tensor:
