@@ -9,6 +9,7 @@ batch-order-offset, so each of the two declarations brings it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from specshim.patching import Fingerprint, Patch, Target
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger("vllm.specshim")
+
 CONNECTOR = (
     "vllm.distributed.kv_transfer.kv_connector.v1"
     ".example_hidden_states_connector.ExampleHiddenStatesConnector"
@@ -28,13 +31,30 @@ CONNECTOR = (
 def build_connector_meta(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Scheduler: each new request carries its block table to the worker."""
+    """Scheduler: each new request carries its block table to the worker.
+
+    A prompt that this step does not finish (images can split one, though chunked
+    prefill is off) is not saved at all: half of its rows are not there yet, and this
+    connector does not come back to it.
+    """
     output = args[0] if args else kwargs["scheduler_output"]
     meta = wrapped(*args, **kwargs)
     group = hidden_group(instance._kv_cache_config)
-    tables = {r.req_id: r.block_ids[group] for r in output.scheduled_new_reqs}
+    new = {request.req_id: request for request in output.scheduled_new_reqs}
+    saved = []
     for request in meta.requests:
-        request.block_ids = list(tables[request.req_id])
+        data = new[request.req_id]
+        done = data.num_computed_tokens + output.num_scheduled_tokens[data.req_id]
+        if done < request.token_ids.shape[0]:
+            logger.warning(
+                "specshim: the prompt of %s is computed in several steps, which the "
+                "connector of vLLM 0.22 and 0.23 cannot save; it has no file.",
+                request.req_id,
+            )
+            continue
+        request.block_ids = list(data.block_ids[group])
+        saved.append(request)
+    meta.requests = saved
     return meta
 
 

@@ -8,7 +8,7 @@ PROMPT = {"last": list(range(50, 98))}  # 48 tokens fill blocks 1 to 3, the last
 def main() -> None:
     from vllm.config import CUDAGraphMode
 
-    server = serve(blocks=4, enable_chunked_prefill=False)
+    server = serve(blocks=4, max_model_len=64, enable_chunked_prefill=False)
     compilation = server.config.compilation_config
     compilation.cudagraph_capture_sizes = [64]
     compilation.max_cudagraph_capture_size = 64

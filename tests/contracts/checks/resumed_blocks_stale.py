@@ -10,7 +10,7 @@ def main() -> None:
     # Six blocks: the brief request leaves its one, so that they are not handed out
     # in the same order again; two go to each of the others, who then need a third,
     # and one of them a fourth.
-    server = serve(blocks=7, enable_prefix_caching=False)
+    server = serve(blocks=7, max_model_len=64, enable_prefix_caching=False)
     server.add("brief", BRIEF["brief"])
     for name, prompt in PROMPTS.items():
         server.add(name, prompt, max_tokens=22)
