@@ -24,10 +24,12 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
     if draft.request.source == "launcher":
         _stock_arguments(draft, ids)
     _stock_can_start(draft)
-    if draft.before(facts.STOCK_SAVES_AT_FINISH):
+    if draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
+        if not _mended(draft, "chunk-tail-stale"):
+            _chunked_prefill_off(draft)
+    elif draft.before(facts.STOCK_SAVES_AT_FINISH):
         _chunked_prefill_off(draft)
-        if not draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
-            _stock_prefix_caching_off(draft)
+        _stock_prefix_caching_off(draft)
     elif draft.stateful and facts.release(draft.environment.vllm or "") == (
         facts.STOCK_HYBRID_ZEROS
     ):
@@ -141,17 +143,32 @@ def _chunked_prefill_off(draft: Draft) -> None:
 
 
 def _stock_prefix_caching_off(draft: Draft) -> None:
+    mended = _mended(draft, "prefix-cache-cross-request")
+    if mended and not draft.stateful:
+        return
     shifted = (
         "the stock connector of vLLM 0.22 and 0.23 saves rows of other requests for "
         "a prompt with a cached prefix"
     )
+    needs_chunks = (
+        f"Prefix caching on a {draft.model.summary} model needs chunked prefill, which "
+        "the stock connector of vLLM 0.22 and 0.23 refuses"
+    )
     if draft.unset("enable_prefix_caching"):
-        draft.set("enable_prefix_caching", False, shifted)
+        why = needs_chunks[0].lower() + needs_chunks[1:] if mended else shifted
+        draft.set("enable_prefix_caching", False, why)
     elif draft.on("enable_prefix_caching"):
         if draft.stateful:
             raise Refused(
-                f"Prefix caching on a {draft.model.summary} model needs chunked "
-                "prefill, which the stock connector of vLLM 0.22 and 0.23 refuses; "
-                "leave --enable-prefix-caching out or use the route tap."
+                f"{needs_chunks}; leave --enable-prefix-caching out or use the route "
+                "tap."
             )
         draft.warnings.append(f"You asked for prefix caching, but {shifted}.")
+
+
+def _mended(draft: Draft, patch_id: str) -> bool:
+    """Whether the server's processes will have that patch of ours in place."""
+    return plugin_allowed(draft.environment.variables) and any(
+        found.id == patch_id and found.verdict == "APPLY"
+        for found in draft.environment.patches
+    )

@@ -285,6 +285,63 @@ def test_what_stock_extraction_needs(vllm: str, expected: dict[str, bool]) -> No
     assert again.changes == ()
 
 
+CHUNKS_OFF = {"enable_chunked_prefill": False}
+BOTH_OFF = {**CHUNKS_OFF, "enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize(
+    ("facts", "vllm", "patch_id", "expected"),
+    [
+        (DENSE, "0.17.1", "chunk-tail-stale", {}),
+        (DENSE, "0.21.0", "chunk-tail-stale", {}),
+        # 0.22 and 0.23 refuse chunked prefill, patched or not.
+        (DENSE, "0.22.1", "chunk-tail-stale", BOTH_OFF),
+        (DENSE, "0.22.1", "prefix-cache-cross-request", CHUNKS_OFF),
+        (SLIDING, "0.23.0", "prefix-cache-cross-request", CHUNKS_OFF),
+        # Prefix caching of layers with a state would need chunked prefill.
+        (GDN, "0.23.0", "prefix-cache-cross-request", BOTH_OFF),
+    ],
+)
+def test_what_a_patch_mends_is_not_switched_off(
+    facts: Any, vllm: str, patch_id: str, expected: dict[str, bool]
+) -> None:
+    assert _switched_off(facts, vllm, patch_id, "APPLY") == expected
+
+
+@pytest.mark.parametrize("verdict", ["REFUSED", "NOT_NEEDED", "OFF", "UNKNOWN"])
+def test_a_patch_that_does_not_apply_mends_nothing(verdict: str) -> None:
+    assert _switched_off(DENSE, "0.21.0", "chunk-tail-stale", verdict) == CHUNKS_OFF
+
+
+def test_patches_mend_nothing_in_a_server_without_our_plugin() -> None:
+    kept_out = {"VLLM_PLUGINS": "other"}
+    off = _switched_off(DENSE, "0.21.0", "chunk-tail-stale", "APPLY", kept_out)
+    assert off == CHUNKS_OFF
+
+
+def test_a_mended_fault_is_no_reason_for_a_warning() -> None:
+    options = {"enable_prefix_caching": True}
+    mended = (PatchVerdict("prefix-cache-cross-request", "patch", "APPLY", "It is."),)
+    request = Request(source="launcher", route="cache", options=options)
+    decision = plan(environment("0.23.0", patches=mended), DENSE, request)
+    assert decision.refusal is None
+    assert decision.warnings == ()
+
+
+def _switched_off(
+    facts: Any,
+    vllm: str,
+    patch_id: str,
+    verdict: str,
+    variables: dict[str, str] | None = None,
+) -> dict[str, bool]:
+    patches = (PatchVerdict(patch_id, "patch", verdict, "So it is."),)
+    installed = environment(vllm, patches=patches, variables=variables or {})
+    decision = plan(installed, facts, Request(source="launcher", route="cache"))
+    assert decision.refusal is None
+    return {k: v for k, v in changed(decision).items() if k in BOTH_OFF}
+
+
 @pytest.mark.parametrize(
     ("facts", "vllm", "options", "sentence"),
     [

@@ -1,0 +1,29 @@
+"""With tensor parallelism, every rank writes every file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from conftest import FaultShownError
+
+pytestmark = pytest.mark.envs
+
+NAME = "tp_write_race"
+FAULT = "AssertionError: rank 1 has written"
+RELEASES = ("vllm-0.20.1", "vllm-0.22.1")  # one of each form
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.xfail(raises=FaultShownError, strict=True, reason="vllm#43805")
+def test_pristine_upstream_shows_the_fault(check: Callable, release: str) -> None:
+    check(NAME, on=release, patched=False, fault=FAULT)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_patched_upstream_passes(check: Callable, release: str) -> None:
+    check(NAME, on=release, patched=True, fault=FAULT)
+
+
+def test_upstream_has_it_fixed(check: Callable) -> None:
+    check(NAME, on="vllm-0.24.0", patched=False, fault=FAULT)
