@@ -33,7 +33,12 @@ def main() -> None:
     cache = torch.zeros(4, BLOCK, LAYERS, HIDDEN)  # a whole block's slots together
     cache.view(-1, LAYERS, HIDDEN)[SLOTS] = states
     save = finish if hasattr(worker, "_submit_async_write") else save_now
-    save(worker, config, cache, folder / "r.safetensors")
+    try:
+        save(worker, config, cache, folder / "r.safetensors")
+    except RuntimeError as error:  # several lines, worded by torch
+        if "CUDA" not in str(error) and "NVIDIA" not in str(error):
+            raise
+        raise SystemExit(f"asks for CUDA: {str(error).splitlines()[0]}") from error
 
     deadline = time.monotonic() + 10
     while not (folder / "r.safetensors").exists() and time.monotonic() < deadline:
