@@ -39,10 +39,10 @@ PATCH = Patch(
         "The server stops with 'Model does not support EAGLE3 interface but "
         "aux_hidden_state_outputs was requested': only models that opted in return "
         "states of their layers; Gemma 3, Granite 4, Falcon-H1, LFM2 and many others "
-        "did not."
+        "did not. Before 0.22 the configuration refuses them by a list of names."
     ),
     upstream=("vllm#43130", "vllm#53052"),
-    affects=SpecifierSet(">=0.17.0,<=0.32.0"),
+    affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(
         Target(
             name="vllm.v1.worker.gpu_worker.Worker.load_model",

@@ -35,10 +35,11 @@ def main() -> None:
     save = finish if hasattr(worker, "_submit_async_write") else save_now
     try:
         save(worker, config, cache, folder / "r.safetensors")
-    except RuntimeError as error:  # several lines, worded by torch
-        if "CUDA" not in str(error) and "NVIDIA" not in str(error):
+    except (RuntimeError, AttributeError) as error:
+        said = str(error).splitlines()[0]  # torch's words, or of vLLM's placeholder
+        if not any(word in said for word in ("CUDA", "NVIDIA", "_StreamPlaceholder")):
             raise
-        raise SystemExit(f"asks for CUDA: {str(error).splitlines()[0]}") from error
+        raise SystemExit(f"asks for CUDA: {said}") from error
 
     deadline = time.monotonic() + 10
     while not (folder / "r.safetensors").exists() and time.monotonic() < deadline:
