@@ -22,7 +22,7 @@ CASES = [
     ),
     (
         "no_eagle3_interface",
-        "vllm-0.24.0",
+        "vllm-0.32.0",
         "no-eagle3-interface",
         "RuntimeError: Engine core initialization failed",
     ),

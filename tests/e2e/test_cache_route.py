@@ -11,26 +11,32 @@ from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
 from serving import Server, load, python_of, serve, stock_arguments
 
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-CASES = {"0.20.1": ["--enforce-eager"], "0.24.0": ["--enforce-eager"], "0.32.0": []}
+CASES = [
+    ("0.20.1", "llama", ["--enforce-eager"]),
+    ("0.24.0", "llama", ["--enforce-eager"]),
+    ("0.32.0", "llama", []),  # compiled
+    ("0.32.0", "gemma3", ["--enforce-eager"]),  # returns no states of its layers
+]
 PROMPTS = random_prompts(8)
 
 
-@pytest.fixture(scope="module")
-def expected(tiny) -> list:
-    return reference(tiny("llama"), PROMPTS)
-
-
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case[:2]))
 def stock(request, tiny, tmp_path_factory) -> Iterator[Server]:
-    python, model = python_of(f"vllm-{request.param}"), tiny("llama")
-    folder = tmp_path_factory.mktemp(f"cache-route-{request.param}")
+    release, architecture, more = request.param
+    python, model = python_of(f"vllm-{release}"), tiny(architecture)
+    folder = tmp_path_factory.mktemp(f"cache-route-{release}-{architecture}")
     arguments = stock_arguments(model, folder / "hs", LAYER_IDS)
-    options = ["--dtype", "float32", "--max-model-len", "512", *CASES[request.param]]
+    options = ["--dtype", "float32", "--max-model-len", "512", *more]
     variables = {"SPECSHIM_ROUTE": "cache", "VLLM_CACHE_ROOT": str(folder / "cache")}
     with serve(
         [python, *API_SERVER, *arguments, *options], model, folder, **variables
     ) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def expected(stock) -> list:
+    return reference(stock.model, PROMPTS)
 
 
 @pytest.mark.parametrize(

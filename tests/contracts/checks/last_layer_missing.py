@@ -1,5 +1,9 @@
 """The last of DeepSeek-V3's layers is what the first output token follows from."""
 
+import os
+
+os.environ["VLLM_MLA_DISABLE"] = "1"  # vLLM has no MLA on the CPU
+
 import torch
 from extracting_llm import extract, predicted
 
