@@ -37,15 +37,26 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
             "The stock connector of vLLM 0.24 saves all-zero states for "
             f"{draft.model.summary} models (fixed in 0.25); use the route tap."
         )
-    if draft.environment.platform == "cpu":
+    if draft.environment.platform == "cpu" and not _mended_for_the_cpu(draft):
         draft.warnings.append(
-            "Stock extraction has failed on the CPU in every release that was tried; "
-            "use the route tap."
+            "Stock extraction fails on the CPU where specshim's patches for it do not "
+            "apply, and before vLLM 0.20 in any case; use the route tap."
         )
     if as_size(draft.options.get("pipeline_parallel_size")) > 1:
         draft.warnings.append(
             "Stock extraction is not known to start with pipeline parallelism."
         )
+
+
+def _mended_for_the_cpu(draft: Draft) -> bool:
+    """Each fault of the CPU's stock road is patched here, or is none of this vLLM's."""
+    verdicts = {
+        patch.verdict
+        for patch in draft.environment.patches
+        if patch.id in facts.CPU_PATCHES
+    }
+    none_left = bool(verdicts) and verdicts <= {"APPLY", "NOT_NEEDED"}
+    return none_left and not draft.before(facts.STOCK_ON_THE_CPU)
 
 
 def _stock_arguments(draft: Draft, ids: tuple[int, ...]) -> None:

@@ -42,6 +42,12 @@ in 0.22 and 0.23 it insists on chunked prefill being off."""
 STOCK_HYBRID_ZEROS: Release = (0, 24)
 """The release whose stock connector reads hybrid blocks with the wrong block size."""
 
+STOCK_ON_THE_CPU: Release = (0, 20)
+"""The first release whose runner for the CPU loads a drafter at all."""
+
+CPU_PATCHES = ("cpu-aux-layers-unset", "cpu-copy-stream", "cpu-sampler-keywords")
+"""The patches without which stock extraction does not run on the CPU."""
+
 YAML_FALSE_COUNTS: Release = (0, 29)
 """Before, ``option: false`` in a --config file is ignored."""
 

@@ -40,7 +40,8 @@ def form_in_tree(root: Path, module: str, qualname: str) -> Form | None:
     body: list[ast.stmt] = ast.parse(text).body
     node: ast.stmt | None = None
     for part in qualname.split("."):
-        node = next((n for n in body if getattr(n, "name", None) == part), None)
+        named = (n for n in body if getattr(n, "name", None) == part)
+        node = next((n for n in named if not _is_overload(n)), None)
         if node is None:
             return None
         body = getattr(node, "body", [])
@@ -49,6 +50,12 @@ def form_in_tree(root: Path, module: str, qualname: str) -> Form | None:
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     lines = text.splitlines()[first - 1 : node.end_lineno]
     return Form(_parameters(node.args), _one_line("\n".join(lines)))
+
+
+def _is_overload(node: ast.stmt) -> bool:
+    """A signature for type checkers, in front of the function itself."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(ast.unparse(d).endswith("overload") for d in decorators)
 
 
 def _parameters(args: ast.arguments) -> tuple[str, ...]:

@@ -376,6 +376,31 @@ def test_what_stock_extraction_gets_wrong(
     assert sentence in decision.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("vllm", "verdicts", "warned"),
+    [
+        ("0.32.0", ("NOT_NEEDED", "APPLY", "NOT_NEEDED"), False),
+        ("0.20.1", ("APPLY", "NOT_NEEDED", "APPLY"), False),
+        ("0.32.0", ("NOT_NEEDED", "REFUSED", "NOT_NEEDED"), True),
+        ("0.24.0", ("NOT_NEEDED", "APPLY", "OFF"), True),
+        ("0.19.1", ("NOT_NEEDED", "NOT_NEEDED", "NOT_NEEDED"), True),
+        ("0.32.0", (), True),
+    ],
+)
+def test_the_cpu_needs_its_patches(
+    vllm: str, verdicts: tuple[str, ...], warned: bool
+) -> None:
+    ids = ("cpu-aux-layers-unset", "cpu-copy-stream", "cpu-sampler-keywords")
+    patches = tuple(
+        PatchVerdict(name, "patch", verdict, "")
+        for name, verdict in zip(ids, verdicts, strict=False)
+    )
+    installed = environment(vllm, platform="cpu", patches=patches)
+    request = Request(source="launcher", route="cache")
+    warnings = " ".join(plan(installed, DENSE, request).warnings)
+    assert ("fails on the CPU" in warnings) == warned
+
+
 def test_the_launcher_keeps_the_rest_of_the_users_speculative_config() -> None:
     options = {
         "speculative_config": {

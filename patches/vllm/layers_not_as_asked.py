@@ -1,0 +1,76 @@
+"""A model that returns other layers than asked for: saved, with no error."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target
+
+
+def propose(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Put the model's states in the places that were asked for.
+
+    Raises:
+        ValueError: the model returned another number of states.
+    """
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    asked = instance.hf_config.eagle_aux_hidden_state_layer_ids
+    call.arguments["target_hidden_states"] = as_asked(
+        call.arguments["target_hidden_states"], asked
+    )
+    return wrapped(*call.args, **call.kwargs)
+
+
+def as_asked(states: Sequence[Any], asked: Sequence[int]) -> list[Any]:
+    """One state for each of the ids ``asked``, in their order, duplicates kept.
+
+    Models walk through their layers and keep each that was asked for, once: what
+    they return is in ascending order.
+
+    Raises:
+        ValueError: it is not one state for each layer.
+    """
+    ascending = sorted(set(asked))
+    if len(states) != len(ascending):
+        raise ValueError(
+            f"specshim: the model returned states of {len(states)} layers, and the "
+            f"layer ids {list(asked)} name {len(ascending)}: it does not return all of "
+            "them in this vLLM. Use the route tap (--specshim-route tap)."
+        )
+    return [states[ascending.index(layer_id)] for layer_id in asked]
+
+
+PATCH = Patch(
+    id="layers-not-as-asked",
+    summary="states of other layers are saved under the ids that were asked for",
+    why=(
+        "Every slot of a sample holds the same layer, or the slots are in another "
+        "order than the layer ids: a model that cannot return a layer leaves it out, "
+        "one state is broadcast over all slots, and nobody counts or orders them."
+    ),
+    upstream=("vllm#48124", "vllm#46973"),
+    affects=SpecifierSet(">=0.17.0,<=0.32.0"),
+    targets=(
+        Target(
+            name=(
+                "vllm.v1.spec_decode.extract_hidden_states"
+                ".ExtractHiddenStatesProposer.propose"
+            ),
+            wrapper=propose,
+            forms=(
+                Fingerprint(
+                    contains=("torch.stack(target_hidden_states, dim=1)",),
+                    lacks=("len(target_hidden_states)",),
+                ),
+            ),
+        ),
+    ),
+    processes=("worker",),
+    remove_when="vllm>=0.33.0",
+)

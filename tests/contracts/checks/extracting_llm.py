@@ -1,0 +1,62 @@
+"""A real engine on the cache route, and what its last layer's states predict."""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PROMPTS = [[5, 9, 200, 31, 7, 77, 300], [12, 400, 8], [*range(20, 90)]]
+
+
+def extract(
+    model: str, layer_ids: list[int], **options: Any
+) -> tuple[Path, list[tuple[Any, int]]]:
+    """Folder of the tiny ``model``; states and first output token of each prompt."""
+    from safetensors.torch import load_file
+    from vllm import LLM, SamplingParams
+
+    from specshim.tiny import ensure_tiny_model
+
+    folder = Path(tempfile.mkdtemp())
+    weights = ensure_tiny_model(model, folder)
+    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": layer_ids}}
+    llm = LLM(
+        model=str(weights),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=128,
+        enforce_eager=True,
+        speculative_config={
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": draft,
+        },
+        kv_transfer_config={
+            "kv_connector": "ExampleHiddenStatesConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(folder / "hs")},
+        },
+        **options,
+    )
+    sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    found = []
+    for output in llm.generate(prompts, sampling, use_tqdm=False):
+        path = Path(output.kv_transfer_params["hidden_states_path"])
+        deadline = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        states = load_file(path)["hidden_states"]
+        found.append((states, output.outputs[0].token_ids[0]))
+    return weights, found
+
+
+def predicted(weights: Path, state: Any, *, gemma: bool = False) -> int:
+    """The token that the last layer's ``state`` [hidden] leads to."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(weights / "model.safetensors")
+    scale = tensors["model.norm.weight"] + float(gemma)
+    normed = state * (state.pow(2).mean() + 1e-6).rsqrt() * scale
+    return int((tensors["lm_head.weight"] @ normed).argmax())
