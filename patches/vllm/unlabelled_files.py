@@ -1,0 +1,122 @@
+"""Files of the stock connector do not say of which model and layers they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim._sample_files import (
+    STOCK,
+    label,
+    locked,
+    room_for,
+    sample_labels,
+    saving_with,
+    whole_file,
+    write_through,
+)
+from specshim.patching import Fingerprint, Patch, Target
+
+
+def init(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """From 0.22 on writer threads write the files."""
+    wrapped(*args, **kwargs)
+    if hasattr(instance, "_write_tensors"):
+        write_through(instance, write_labelled, labels_of(instance))
+
+
+def save_kv_layer(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Up to 0.21 this method does."""
+    if hasattr(instance, "_write_tensors"):
+        return wrapped(*args, **kwargs)
+    with saving_with(partial(save_labelled, labels_of(instance))):
+        return wrapped(*args, **kwargs)
+
+
+def labels_of(connector: Any) -> dict[str, str]:
+    """The labels of this server's files.
+
+    Where layers were asked for out of order, or twice, nearly all models give them in
+    the order of the layers, once, and some as asked: then ``layer_ids`` is left out.
+    """
+    config = connector._vllm_config
+    draft = config.speculative_config.draft_model_config.hf_config
+    ids = list(getattr(draft, "eagle_aux_hidden_state_layer_ids", ()))
+    plain = ids == sorted(set(ids))
+    return sample_labels(config, ids if plain else None, "cache")
+
+
+def write_labelled(
+    labels: Mapping[str, str],
+    write: Callable[..., None],
+    tensors: dict[str, Any],
+    event: Any,
+    filename: str,
+    lock_fd: int | None,
+) -> None:
+    """Nobody sees the file before it is labelled."""
+    room = {room_for(labels): tensors["token_ids"].new_empty(0)}
+    with locked(lock_fd), whole_file(filename) as temporary:
+        write({**tensors, **room}, event, temporary, None)
+        label(temporary, labels)
+
+
+def save_labelled(
+    labels: Mapping[str, str],
+    save: Callable[..., None],
+    tensors: dict[str, Any],
+    filename: str,
+    **options: Any,
+) -> None:
+    rows = str(tensors["hidden_states"].shape[0])
+    save(tensors, filename, metadata={**labels, "num_tokens": rows}, **options)
+
+
+PATCH = Patch(
+    id="unlabelled-files",
+    summary="files do not say which model and layers they are of",
+    why=(
+        "A folder of samples is used with another model, or with as many other layers, "
+        "and training goes on with wrong features: the files carry no metadata that a "
+        "reader could compare."
+    ),
+    upstream=("speculators#705",),
+    affects=SpecifierSet(">=0.17.0,<=0.32.0"),
+    targets=(
+        Target(
+            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            wrapper=init,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "vllm_config", "role", "kv_cache_config"),
+                    contains=("eagle_aux_hidden_state_layer_ids",),
+                ),
+            ),
+        ),
+        Target(
+            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            wrapper=save_kv_layer,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "layer_name", "kv_layer", "attn_metadata"),
+                    contains=(
+                        "safetensors.torch.save_file(tensors, request.filename)",
+                    ),
+                ),
+                Fingerprint(
+                    parameters=("self", "layer_name", "kv_layer", "attn_metadata"),
+                    lacks=("save_file(",),
+                ),
+            ),
+        ),
+    ),
+    processes=("worker",),
+    remove_when="vllm>=0.34.0",
+)
