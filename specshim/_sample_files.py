@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from specshim._version import __version__
+
+logger = logging.getLogger("vllm.specshim")
 
 ROOM = "specshim.room"
 """Begins the name of the tensor that keeps room for labels in a header."""
@@ -105,24 +109,57 @@ of any other connector that inherits from the stock one we do not know that."""
 Save = Callable[..., None]  # (save_file of before, tensors, filename, **options)
 
 
-def write_through(connector: Any, write: Callable[..., None], *bound: Any) -> None:
-    """Have ``write(*bound, method, tensors, event, filename, lock_fd)`` called.
+@dataclass
+class WholeWriter:
+    """In place of a stock connector's ``_write_tensors``, from 0.22 on.
 
-    ``method`` is what the connector (a stock one from 0.22 on) would have called in a
-    writer thread. Nothing happens for connectors that we do not know.
+    Called in a writer thread. The lock is released once the file is there, whole and
+    labelled, or once it is certain that it will not be there.
     """
-    if type(connector)._write_tensors.__module__ in WRITERS:
-        connector._write_tensors = partial(write, *bound, connector._write_tensors)
+
+    write: Callable[..., None]
+    labels: Mapping[str, str] | None = None
+
+    def __call__(
+        self, tensors: dict[str, Any], event: Any, filename: str, lock_fd: int | None
+    ) -> None:
+        try:
+            with whole_file(filename) as temporary:
+                if self.labels is None:
+                    self.write(tensors, event, temporary, None)
+                else:
+                    room = tensors["token_ids"].new_empty(0)
+                    tensors = {**tensors, room_for(self.labels): room}
+                    self.write(tensors, event, temporary, None)
+                    label(temporary, self.labels)
+        except Exception as error:
+            say_unwritten(filename, error)
+            if lock_fd is not None:
+                remove(f"{filename}.lock")
+            raise  # the connector takes note
+        finally:
+            if lock_fd is not None:
+                os.close(lock_fd)
 
 
-@contextmanager
-def locked(lock_fd: int | None) -> Iterator[None]:
-    """Keep the lock of a file, as ``_write_tensors`` has to, and release it."""
-    try:
-        yield
-    finally:
-        if lock_fd is not None:
-            os.close(lock_fd)
+def whole_writer(connector: Any) -> WholeWriter | None:
+    """The connector's writer, made a whole one; None where we do not know it."""
+    if type(connector)._write_tensors.__module__ not in WRITERS:
+        return None
+    if not isinstance(connector._write_tensors, WholeWriter):
+        connector._write_tensors = WholeWriter(connector._write_tensors)
+    writer: WholeWriter = connector._write_tensors
+    return writer
+
+
+def say_unwritten(filename: str, error: Exception) -> None:
+    """The sentence for the log."""
+    logger.error(
+        "No hidden states in %s, because the file could not be written (%s); is the "
+        "disk full?",
+        filename,
+        error,
+    )
 
 
 @contextmanager

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, saving_with, whole_file
+from specshim._sample_files import STOCK, saving_with, say_unwritten, whole_file
 from specshim.patching import Fingerprint, Patch, Target
-
-logger = logging.getLogger("vllm.specshim")
 
 
 def save_kv_layer(
@@ -29,12 +26,7 @@ def save_whole(
         with whole_file(filename) as temporary:
             save(tensors, temporary, **options)
     except Exception as error:
-        logger.error(
-            "No hidden states in %s, because the file could not be written (%s); is "
-            "the disk full?",
-            filename,
-            error,
-        )
+        say_unwritten(filename, error)
 
 
 PATCH = Patch(

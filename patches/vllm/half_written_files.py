@@ -1,17 +1,14 @@
-"""A failed write leaves a torn sample under the name that the client was told."""
+"""A failed write leaves its lock file, and with old safetensors part of the sample."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, locked, remove, whole_file, write_through
+from specshim._sample_files import STOCK, whole_writer
 from specshim.patching import Fingerprint, Patch, Target
-
-logger = logging.getLogger("vllm.specshim")
 
 
 def init(
@@ -19,40 +16,16 @@ def init(
 ) -> None:
     """Its writer threads write whole files."""
     wrapped(*args, **kwargs)
-    write_through(instance, write_whole)
-
-
-def write_whole(
-    write: Callable[..., None],
-    tensors: dict[str, Any],
-    event: Any,
-    filename: str,
-    lock_fd: int | None,
-) -> None:
-    """The lock is released once the file is there whole, or is not there at all."""
-    with locked(lock_fd):
-        try:
-            with whole_file(filename) as temporary:
-                write(tensors, event, temporary, None)
-        except Exception as error:
-            logger.error(
-                "No hidden states in %s, because the file could not be written (%s); "
-                "is the disk full?",
-                filename,
-                error,
-            )
-            if lock_fd is not None:
-                remove(f"{filename}.lock")
-            raise
+    whole_writer(instance)
 
 
 PATCH = Patch(
     id="half-written-files",
-    summary="a write that fails leaves part of a file under the final name",
+    summary="a write that fails leaves a lock file, or part of the sample",
     why=(
-        "Training stops at 'Error while deserializing header', or a file cannot be "
-        "opened: the disk was full, and what had been written of the sample stays "
-        "under the path that the client was told."
+        "After the disk was full, lock files stay, and safetensors before 0.8 leaves "
+        "what it had written of a sample under the path that the client was told, "
+        "which a reader that takes no lock also meets in every sample being written."
     ),
     upstream=(),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),

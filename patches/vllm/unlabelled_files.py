@@ -8,16 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import (
-    STOCK,
-    label,
-    locked,
-    room_for,
-    sample_labels,
-    saving_with,
-    whole_file,
-    write_through,
-)
+from specshim._sample_files import STOCK, sample_labels, saving_with, whole_writer
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -26,18 +17,23 @@ def init(
 ) -> None:
     """From 0.22 on writer threads write the files."""
     wrapped(*args, **kwargs)
-    if hasattr(instance, "_write_tensors"):
-        write_through(instance, write_labelled, labels_of(instance))
+    writer = whole_writer(instance) if _has_writer(instance) else None
+    if writer is not None:
+        writer.labels = labels_of(instance)
 
 
 def save_kv_layer(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Up to 0.21 this method does."""
-    if hasattr(instance, "_write_tensors"):
+    if _has_writer(instance):
         return wrapped(*args, **kwargs)
     with saving_with(partial(save_labelled, labels_of(instance))):
         return wrapped(*args, **kwargs)
+
+
+def _has_writer(connector: Any) -> bool:
+    return hasattr(connector, "_write_tensors")
 
 
 def labels_of(connector: Any) -> dict[str, str]:
@@ -51,21 +47,6 @@ def labels_of(connector: Any) -> dict[str, str]:
     ids = list(getattr(draft, "eagle_aux_hidden_state_layer_ids", ()))
     plain = ids == sorted(set(ids))
     return sample_labels(config, ids if plain else None, "cache")
-
-
-def write_labelled(
-    labels: Mapping[str, str],
-    write: Callable[..., None],
-    tensors: dict[str, Any],
-    event: Any,
-    filename: str,
-    lock_fd: int | None,
-) -> None:
-    """Nobody sees the file before it is labelled."""
-    room = {room_for(labels): tensors["token_ids"].new_empty(0)}
-    with locked(lock_fd), whole_file(filename) as temporary:
-        write({**tensors, **room}, event, temporary, None)
-        label(temporary, labels)
 
 
 def save_labelled(

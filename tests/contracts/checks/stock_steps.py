@@ -2,17 +2,24 @@
 
 import pickle
 import sys
+from concurrent.futures import wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from stock_server import scheduler as dense_scheduler
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1 import (
     example_hidden_states_connector as stock,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+from vllm.forward_context import override_forward_context
+from vllm.model_executor.models.extract_hidden_states import (
+    CacheOnlyAttentionLayer,
+    CacheOnlyAttentionMetadata,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -63,8 +70,9 @@ class Engine:
             if LAYER not in config.compilation_config.static_forward_context:
                 CacheOnlyAttentionLayer(LAYERS, HIDDEN, prefix=LAYER)
             self.worker = connector(config, KVConnectorRole.WORKER, cache)
-        group = next(g for g in cache.kv_cache_groups if LAYER in g.layer_names)
-        self.block_size = group.kv_cache_spec.block_size
+        groups = cache.kv_cache_groups
+        self.group = next(i for i, g in enumerate(groups) if LAYER in g.layer_names)
+        self.block_size = groups[self.group].kv_cache_spec.block_size
         self.states = states_of(cache.num_blocks, self.block_size)
         self.worker.register_kv_caches({LAYER: self.states})
         self.output: Any = None
@@ -93,8 +101,34 @@ class Engine:
         self.worker.clear_connector_metadata()
         return finished
 
+    def drain(self) -> None:
+        """Step until the scheduler knows no request any more, and all is written."""
+        for _ in range(8):
+            if not self.scheduler.requests:
+                break
+            self.step()
+        self.step()
+        assert not self.scheduler.requests, "blocks are never freed"
+        if hasattr(self.worker, "_req_futures"):
+            wait(list(self.worker._req_futures.values()))
+
     def save(self) -> None:
-        """Up to 0.23 the states are saved in the forward."""
+        """The layer's part of the forward; up to 0.23 the states are saved here."""
+        slots = [
+            block * self.block_size + i
+            for request_id, count in self.output.num_scheduled_tokens.items()
+            for block in self.blocks(request_id)[: -(-count // self.block_size)]
+            for i in range(min(count, self.block_size))
+        ]
+        mapping = torch.tensor(slots)
+        context = SimpleNamespace(slot_mapping={LAYER: mapping})
+        with override_forward_context(context):
+            metadata = CacheOnlyAttentionMetadata(slot_mapping=mapping)
+            self.worker.save_kv_layer(LAYER, self.states, metadata)
+
+    def blocks(self, request_id: str) -> list[int]:
+        """The blocks of a request in the hidden states' group."""
+        return self.scheduler.kv_cache_manager.get_block_ids(request_id)[self.group]
 
     def update(self, finished: Any) -> None:
         """The scheduler's part after the forward: each request samples a 7."""
@@ -117,14 +151,15 @@ class Engine:
     def step(self) -> None:
         self.update(self.forward())
 
-    def written(self) -> None:
-        """Wait until the writer threads are idle."""
-        if hasattr(self.worker, "_executor"):
-            self.worker._executor.shutdown(wait=True)
-
     def files(self) -> list[str]:
         """What lies in the storage folder; stock_server puts a config there."""
         return sorted({p.name for p in self.storage.iterdir()} - {"config.json"})
+
+    def read(self, request_id: str) -> dict[str, torch.Tensor]:
+        """The sample of a request as vLLM's own reader loads it."""
+        path = self.answers[request_id]["hidden_states_path"]
+        read = getattr(stock, "load_hidden_states", load_file)  # from 0.22 on
+        return read(path)
 
 
 def fail(sentence: str) -> None:
