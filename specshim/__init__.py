@@ -86,7 +86,7 @@ def _arm_needed(module: ModuleType) -> None:
     """Of vLLM, a server that extracts nothing must find every function untouched."""
     from specshim import _serving
 
-    if module.__name__ != "vllm" or _serving.route() == "cache":
+    if module.__name__ != "vllm" or _serving.on_cache_route():
         _arm_all(module)
         return
     from specshim.patching import arm, contained

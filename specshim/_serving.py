@@ -1,23 +1,39 @@
-"""Which route the server of this process takes, told to its child processes."""
+"""Which server this process belongs to, and its route; told to its child processes."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 VARIABLE: Final = "SPECSHIM_SERVING"
-"""Set by the process that configures a server that extracts, inherited by its engine
-core and workers. Nobody else should set it."""
+"""``route:pid`` of the process that configured a server that extracts. That process
+sets it, its engine core and workers inherit it; nobody else should set it."""
 
 RAY_PREFIXES: Final = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 PREFIX: Final = "SPECSHIM"
 
 
-def route() -> str | None:
-    """ "tap" or "cache" where this process belongs to a server that extracts."""
-    return os.environ.get(VARIABLE) or None
+@dataclass(frozen=True)
+class Server:
+    """A server that extracts: ``route`` ("tap" or "cache"), and its frontend's pid."""
+
+    route: str
+    pid: int
+
+
+def server() -> Server | None:
+    """The server that this process belongs to, None where nothing is extracted."""
+    route, _, pid = os.environ.get(VARIABLE, "").partition(":")
+    return Server(route, int(pid)) if route and pid.isdecimal() else None
+
+
+def on_cache_route() -> bool:
+    """Whether this process belongs to a server that extracts on the cache route."""
+    found = server()
+    return found is not None and found.route == "cache"
 
 
 def announce(route: str | None) -> None:
@@ -25,7 +41,7 @@ def announce(route: str | None) -> None:
     if route is None:
         os.environ.pop(VARIABLE, None)
         return
-    os.environ[VARIABLE] = route
+    os.environ[VARIABLE] = f"{route}:{os.getpid()}"
     known = getattr(sys.modules.get("vllm.envs"), "environment_variables", {})
     if RAY_PREFIXES in known:  # vLLM warns of variables that it does not know
         os.environ[RAY_PREFIXES] = ray_prefixes(os.environ)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim import _serving
+from specshim import _serving, process_report
 from specshim.patching import Fingerprint, Patch, Target, arm, original
 from specshim.patching.catalogue import patches
 
@@ -41,6 +41,8 @@ def create_engine_config(
     if decided.route == "none":
         return wrapped(*args, **kwargs)
     _serving.announce(decided.route)
+    process_report.sweep()
+    process_report.publish()
     if decided.route == "cache":
         arm(patches("vllm"))
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def get_output(
@@ -79,5 +79,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core",),
-    remove_when="vllm>=0.34.0",
+    remove_when=OPEN,
 )

@@ -10,7 +10,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim._sample_files import STOCK, remove
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 LEFT = "_specshim_left"  # of the scheduler's half, and of a step's metadata
 
@@ -122,5 +122,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core", "worker"),
-    remove_when="vllm>=0.34.0",
+    remove_when=OPEN,
 )

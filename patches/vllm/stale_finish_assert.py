@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 logger = logging.getLogger("vllm.specshim")
 
@@ -66,5 +66,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core",),
-    remove_when="vllm>=0.34.0",
+    remove_when=OPEN,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim._sample_files import STOCK, sample_labels, saving_with, whole_writer
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def init(
@@ -99,5 +99,5 @@ PATCH = Patch(
         ),
     ),
     processes=("worker",),
-    remove_when="vllm>=0.34.0",
+    remove_when=OPEN,
 )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specshim import __version__, status
+from specshim import __version__, process_report, status
 from specshim import _vllm_facts as facts
 from specshim.detect import Environment, detect_environment
 from specshim.detect.plugin import plugin_allowed, plugin_visible
 from specshim.patching.report import Row, installed_versions, rows
 
-NOTHING_APPLIED = (
-    "nothing; this is a process of its own, and cannot see what a running server has "
-    "applied"
+NOTHING_APPLIED = "nothing; what servers have applied stands below"
+NO_SERVER = (
+    "none; no server that extracts has reported from this machine and user, in the "
+    "last week"
 )
 _VARIABLES = ("SPECSHIM", "VLLM_PLUGINS")
 
@@ -61,6 +63,10 @@ def collect() -> dict[str, Any]:
         "variables": variables,
         "patches": [row.as_data() for row in found],
         "this_process": status(),
+        "servers": [
+            {**dataclasses.asdict(report), "running": report.is_running}
+            for report in process_report.read_reports()
+        ],
         "notes": list(notes(here)),
         "problems": list(problems(here, plugin, os.environ, found)),
     }
@@ -159,11 +165,30 @@ def render(report: Mapping[str, Any]) -> str:
         ("applied in this process", ", ".join(here["installed"]) or NOTHING_APPLIED)
     )
     lines += [(f"failed: {name}", why) for name, why in here["failures"].items()]
+    lines += list(_server_lines(report["servers"])) or [("servers", NO_SERVER)]
     lines += [("note", text) for text in report["notes"]]
     lines += [("problem", text) for text in report["problems"]] or [
         ("problems", "none found")
     ]
     return "\n".join(f"{key}: {value}" for key, value in lines)
+
+
+def _server_lines(
+    processes: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, str]]:
+    """A line per process, those of one server together."""
+    for found in processes:
+        running = {True: "running", False: "ended", None: f"on {found['host']}"}
+        where = f"server {found['server']}, process {found['pid']} {found['process']}"
+        by_state: dict[str, list[str]] = {}
+        for patch_id, entry in found["patches"].items():
+            by_state.setdefault(entry["state"], []).append(patch_id)
+        states = "; ".join(f"{s} {', '.join(ids)}" for s, ids in by_state.items())
+        about = f"{running[found['running']]}, route {found['route']}"
+        yield where, f"{about}, vllm {found['vllm']}; {states or 'nothing armed'}"
+        for patch_id, entry in found["patches"].items():
+            if entry["state"] in ("refused", "failed"):
+                yield f"{where}, {patch_id}", f"{entry['state']}. {entry['reason']}"
 
 
 def _plugin_text(plugin: Mapping[str, bool]) -> str:

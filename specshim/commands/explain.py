@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 from specshim.patching.report import Row, installed_versions, rows
 
+SEEN = "specshim doctor shows in which processes of a server it is applied."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", help="as specshim list shows it")
@@ -46,6 +48,7 @@ def _text(row: Row) -> str:
         ("Summary", patch.summary),
         ("Symptom and cause", patch.why),
         ("Fix", patch.targets[0].wrapper.__doc__ or fix),
+        ("How to see it", patch.see or SEEN),
         ("Affects", f"{patch.package} {patch.range}"),
         ("Here", f"{row.verdict}. {row.reason}"),
         ("Targets", ", ".join(target.name for target in patch.targets)),

@@ -1,7 +1,7 @@
 """Patches and hooks: declared as data, gated, applied as a transaction, undone."""
 
 from specshim.patching.containment import contained, strict
-from specshim.patching.declaration import Fingerprint, Form, Patch, Target
+from specshim.patching.declaration import OPEN, Fingerprint, Form, Patch, Target
 from specshim.patching.gate import APPLY, NOT_NEEDED, REFUSED, Verdict, judge
 from specshim.patching.ledger import LEDGER
 from specshim.patching.lifecycle import (
@@ -18,6 +18,7 @@ __all__ = [
     "APPLY",
     "LEDGER",
     "NOT_NEEDED",
+    "OPEN",
     "REFUSED",
     "Fingerprint",
     "Form",

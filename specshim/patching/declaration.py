@@ -15,6 +15,7 @@ Wrapper = Callable[
 
 RUNGS = ("wrap", "replace method", "replace class")  # of the ladder, lowest first
 PROCESSES = ("frontend", "engine core", "worker", "trainer")
+OPEN = "open upstream"  # as remove_when: no release has it repaired
 LOWER = frozenset({">=", ">"})  # the operators that close a range below
 UPPER = frozenset({"<=", "<"})  # and above
 
@@ -96,7 +97,8 @@ class Patch:
     ``affects`` is closed at both ends, best with the first fixed release as the
     open upper bound, so that post releases of the last faulty one stay inside.
     ``remove_when`` is a requirement ("vllm>=0.31.0"): once the oldest supported
-    release meets it, the module can go.
+    release meets it, the module can go. It is OPEN while no release has the repair;
+    the contract test on the newest one turns red when that changes.
     """
 
     id: str
@@ -107,6 +109,7 @@ class Patch:
     targets: tuple[Target, ...]
     processes: tuple[str, ...]
     remove_when: str = ""
+    see: str = ""  # how a user sees whether the fault is theirs, or gone
     kind: str = "patch"
     rung: str = "wrap"
     why_not_lower: str = ""

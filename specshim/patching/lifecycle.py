@@ -11,7 +11,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from specshim import imports
+from specshim import imports, process_report
 from specshim.patching import gate, ledger
 from specshim.patching.containment import contained, strict
 from specshim.patching.declaration import Patch
@@ -37,6 +37,7 @@ def arm(patches: Iterable[Patch]) -> None:
             LEDGER.note(patch.id, ledger.ARMED, "Waits for the import of its target.")
         for module in dict.fromkeys(target.module for target in patch.targets):
             imports.when_imported(module, partial(_on_import, patch), key=patch.id)
+    process_report.publish()
 
 
 def _on_import(patch: Patch, module: ModuleType) -> None:
@@ -44,6 +45,7 @@ def _on_import(patch: Patch, module: ModuleType) -> None:
     with contained(patch.id):
         if all(imports.is_loaded(name) for name in others):
             apply(patch)
+    process_report.publish()
 
 
 def apply(patch: Patch) -> gate.Verdict | None:

@@ -37,6 +37,7 @@ class Row:
             "reason": self.reason,
             "summary": patch.summary,
             "why": patch.why,
+            "see": patch.see,
             "affects": patch.range,
             "upstream": list(patch.upstream),
             "targets": [target.name for target in patch.targets],

@@ -20,6 +20,8 @@ from vllm.sampling_params import RequestOutputKind
 from specshim import _vllm_facts as facts
 from specshim._sample_files import sample_labels
 from specshim._storage import storage_problem
+from specshim.patching import LEDGER
+from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
 from specshim.tap.samples import Samples, StepSamples
 from specshim.tap.sink import FileSink, supports_locks
@@ -110,11 +112,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
 
         taps = getattr(self._config, TAPS, None)
         if taps is None:
-            raise TapRefused(
-                "this worker's model is not tapped, because specshim's plugin was not "
-                "loaded in it; install specshim in vLLM's own environment, list it in "
-                "VLLM_PLUGINS if that is set, and do not set SPECSHIM=0"
-            )
+            raise TapRefused(f"this worker's model is not tapped, because {_why()}")
         if taps.layer_ids != self._layer_ids:
             raise TapRefused(
                 f"the model is tapped at layers {list(taps.layer_ids)}, the connector "
@@ -261,6 +259,18 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             return  # it may open the very sample; what has ended goes with the next
         assert self._samples is not None
         connector._worker.step(self._samples.take_ended())
+
+
+def _why() -> str:
+    """Why the hook that taps the model did not run in this process."""
+    entry = LEDGER.entries.get(LOADED_MODEL.id)
+    if entry is None:
+        return (
+            "specshim's plugin was not loaded in it; install specshim in vLLM's own "
+            "environment, list it in VLLM_PLUGINS if that is set, and do not set "
+            "SPECSHIM=0"
+        )
+    return f"its hook {LOADED_MODEL.id} is {entry.state}: {entry.reason}"
 
 
 def _raise_file_limit(max_num_seqs: int) -> None:

@@ -78,3 +78,24 @@ def test_refusal_reaches_the_user(
     done = environment("vllm-0.32.0").run(script, variables=variables)
     assert done.returncode == 1
     assert sentence in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"SPECSHIM": "0"}, "specshim's plugin was not loaded in it; install specshim"),
+        (
+            {"SPECSHIM_DISABLE": "tap-loaded-model"},
+            "its hook tap-loaded-model is switched off: SPECSHIM_DISABLE=tap-loaded-",
+        ),
+    ],
+)
+def test_an_untapped_worker_says_why(
+    environment: Callable, variables: dict[str, str], reason: str
+) -> None:
+    code = (
+        "import vllm.v1.worker.gpu_worker, specshim.tap.connector as connector\n"
+        "print(connector._why())"
+    )
+    said = environment("vllm-0.32.0").evaluate(code, variables)
+    assert said.splitlines()[-1].startswith(reason)

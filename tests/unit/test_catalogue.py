@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from specshim import _vllm_facts as facts
 from specshim.demo import INSTALL_COMMAND
-from specshim.patching import Patch
+from specshim.patching import OPEN, Patch
 from specshim.patching.catalogue import PACKAGES, everything, hooks, patches
 from specshim.patching.gate import NEWEST_KNOWN
 from specshim.tap import hooks as tap_hooks
@@ -33,9 +33,16 @@ def test_patches_lie_where_they_belong(package: str) -> None:
 
 
 @pytest.mark.parametrize("patch", everything(), ids=lambda p: p.id)
-def test_remove_when_is_a_requirement_on_the_package(patch: Patch) -> None:
-    if patch.kind == "patch":
-        assert Requirement(patch.remove_when).name == patch.package
+def test_when_a_patch_can_go_agrees_with_its_range(patch: Patch) -> None:
+    if patch.kind == "hook":
+        return
+    newest = NEWEST_KNOWN[patch.package]
+    still_there = patch.affects.contains(newest, prereleases=True)
+    assert still_there == (patch.remove_when == OPEN)
+    if not still_there:
+        requirement = Requirement(patch.remove_when)
+        assert requirement.name == patch.package
+        assert requirement.specifier.contains(newest, prereleases=True)
 
 
 @pytest.mark.parametrize("package", ["vllm", "speculators"])

@@ -1,0 +1,163 @@
+"""What each process of a server has armed and applied, as files that doctor reads.
+
+One small JSON file per process in a folder of the user's own: ``SPECSHIM_STATE_DIR``,
+or ``specshim-UID`` in the folder for temporary files. Files outlive their process, so
+that a run can be asked afterwards; a week later the next server sweeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from specshim import _serving
+from specshim._version import __version__
+
+VARIABLE: Final = "SPECSHIM_STATE_DIR"
+KEPT_SECONDS: Final = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """One process of a server that extracts.
+
+    ``server`` is the pid of the process that configured it, ``started`` what tells
+    this process from a later one of the same pid, ``written`` in seconds since the
+    epoch. ``patches``: state and reason by id, as in ``specshim.status()``.
+    """
+
+    server: int
+    route: str
+    pid: int
+    process: str  # multiprocessing's name of it: MainProcess, EngineCore, ...
+    host: str
+    started: str
+    written: float
+    specshim: str
+    vllm: str | None
+    patches: dict[str, dict[str, str]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_running(self) -> bool | None:
+        """None where it runs, or ran, on another host."""
+        if self.host != socket.gethostname():
+            return None
+        return _started(self.pid) == self.started != ""
+
+
+def publish() -> None:
+    """Write this process's report; nothing where its server does not extract.
+
+    Never raises for the file system's sake: a report is not worth a server.
+    """
+    server = _serving.server()
+    if server is None:
+        return
+    try:
+        folder = _own_folder(create=True)
+        if folder is not None:
+            _write(folder, _report(server))
+    except OSError:
+        return
+
+
+def read_reports() -> tuple[ProcessReport, ...]:
+    """All reports of this user's servers on this machine, the newest server last."""
+    folder = _own_folder(create=False)
+    found = [] if folder is None else list(_reports(folder))
+    newest = {r.server: r.written for r in sorted(found, key=lambda r: r.written)}
+    return tuple(sorted(found, key=lambda r: (newest[r.server], r.written)))
+
+
+def sweep() -> None:
+    """Remove the reports of processes that ended more than a week ago."""
+    folder = _own_folder(create=False)
+    if folder is None:
+        return
+    for report in _reports(folder):
+        old = time.time() - report.written > KEPT_SECONDS
+        if old and report.is_running is False:
+            (folder / _name(report)).unlink(missing_ok=True)
+
+
+def _report(server: _serving.Server) -> ProcessReport:
+    from specshim.patching import LEDGER
+
+    version = getattr(sys.modules.get("vllm"), "__version__", None)
+    return ProcessReport(
+        server=server.pid,
+        route=server.route,
+        pid=os.getpid(),
+        process=multiprocessing.current_process().name,
+        host=socket.gethostname(),
+        started=_started(os.getpid()),
+        written=time.time(),
+        specshim=__version__,
+        vllm=version,
+        patches={
+            patch_id: {"state": entry.state, "reason": entry.reason}
+            for patch_id, entry in sorted(LEDGER.entries.items())
+        },
+        failures=dict(LEDGER.failures),
+    )
+
+
+def _name(report: ProcessReport) -> str:
+    return f"{report.host}-{report.pid}.json"  # containers may share the folder
+
+
+def _write(folder: Path, report: ProcessReport) -> None:
+    path = folder / _name(report)
+    fresh = path.with_suffix(f".{time.monotonic_ns()}.new")
+    fresh.write_text(json.dumps(asdict(report)))
+    fresh.replace(path)
+
+
+def _reports(folder: Path) -> Iterator[ProcessReport]:
+    known = ProcessReport.__dataclass_fields__
+    for path in folder.glob("*.json"):
+        try:
+            data: dict[str, Any] = json.loads(path.read_text())
+            yield ProcessReport(**{k: v for k, v in data.items() if k in known})
+        except (OSError, ValueError, TypeError, AttributeError):
+            continue  # written by another release of specshim, or gone meanwhile
+
+
+def _own_folder(*, create: bool) -> Path | None:
+    """The folder, None where it is missing or somebody else's.
+
+    In a shared folder for temporary files anybody may have made one of that name:
+    what is not a folder of ours with write access for us alone is not used.
+    """
+    named = os.environ.get(VARIABLE)
+    default = Path(tempfile.gettempdir()) / f"specshim-{os.getuid()}"
+    folder = Path(named) if named else default
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        found = folder.lstat() if not named else folder.stat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return folder if ours and not found.st_mode & 0o022 else None
+
+
+def _started(pid: int) -> str:
+    """When process ``pid`` started, in the kernel's own units; "" if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The name in parentheses may hold anything; start time is field 22.
+    return text.rpartition(")")[2].split()[19]

@@ -1,0 +1,81 @@
+"""Reports of a server's processes: written, read, swept, and only where they may."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specshim import _serving, process_report
+from specshim.commands.doctor import collect, render
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(process_report.VARIABLE, str(tmp_path / "state"))
+    monkeypatch.delenv(_serving.VARIABLE, raising=False)
+    return tmp_path / "state"
+
+
+def ended_process() -> int:
+    """The pid of a process that has reported and ended."""
+    code = (
+        "from specshim import _serving, process_report\n"
+        "_serving.announce('cache'); process_report.publish()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    assert process.wait(60) == 0
+    return process.pid
+
+
+def test_nothing_is_written_where_nothing_is_extracted(folder: Path) -> None:
+    process_report.publish()
+    assert not folder.exists()
+    assert process_report.read_reports() == ()
+
+
+def test_a_running_and_an_ended_process_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pid = ended_process()
+    monkeypatch.setenv(_serving.VARIABLE, f"tap:{os.getpid()}")
+    process_report.publish()
+    ended, here = process_report.read_reports()
+    assert (ended.pid, ended.route, ended.is_running) == (pid, "cache", False)
+    assert (here.pid, here.route, here.is_running) == (os.getpid(), "tap", True)
+    text = render(collect())
+    assert f"server {pid}, process {pid} MainProcess: ended, route cache" in text
+    assert f"server {os.getpid()}, process {os.getpid()} MainProcess: running" in text
+
+
+def test_a_week_after_its_end_a_report_is_swept(folder: Path) -> None:
+    ended_process()
+    process_report.sweep()
+    (file,) = folder.glob("*.json")
+    data = json.loads(file.read_text())
+    data["written"] -= process_report.KEPT_SECONDS + 1
+    file.write_text(json.dumps(data))
+    process_report.sweep()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    ended_process()
+    assert list(folder.iterdir()) == []
+    assert process_report.read_reports() == ()
+
+
+def test_no_room_for_a_report_stops_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write_text("a file where the folder should be")
+    monkeypatch.setenv(_serving.VARIABLE, f"tap:{os.getpid()}")
+    process_report.publish()
+    process_report.sweep()
+    assert process_report.read_reports() == ()
