@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import resource
 from collections.abc import Mapping
@@ -19,8 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.sampling_params import RequestOutputKind
 
 from specshim import _vllm_facts as facts
+from specshim._sample_files import sample_labels
 from specshim._storage import storage_problem
-from specshim._version import __version__
 from specshim.patching import LEDGER
 from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
@@ -137,19 +136,11 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = TapWorker(taps, self._sink(taps), settings)
 
     def _sink(self, taps: Any) -> FileSink:
-        from vllm import __version__ as vllm_version
-
         return FileSink(
             slots=taps.rows.shape[1],
             hidden=taps.rows.shape[2],
             dtype=str(taps.rows.dtype).removeprefix("torch."),
-            metadata={
-                "model": str(self._config.model_config.model),
-                "layer_ids": json.dumps(list(self._layer_ids)),
-                "vllm": vllm_version,
-                "specshim": __version__,
-                "route": "tap",
-            },
+            metadata=sample_labels(self._config, self._layer_ids, "tap"),
             lock=self._locks,
         )
 

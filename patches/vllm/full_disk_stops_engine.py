@@ -1,0 +1,58 @@
+"""Up to 0.21 one sample that cannot be written ends the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim._sample_files import STOCK, saving_with, say_unwritten, whole_file
+from specshim.patching import Fingerprint, Patch, Target
+
+
+def save_kv_layer(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Write whole files; one that fails is missing, and the others are saved."""
+    with saving_with(save_whole):
+        return wrapped(*args, **kwargs)
+
+
+def save_whole(
+    save: Callable[..., None], tensors: dict[str, Any], filename: str, **options: Any
+) -> None:
+    try:
+        with whole_file(filename) as temporary:
+            save(tensors, temporary, **options)
+    except Exception as error:
+        say_unwritten(filename, error)
+
+
+PATCH = Patch(
+    id="full-disk-stops-engine",
+    summary="a sample that cannot be written stops the engine",
+    why=(
+        "The engine dies in the forward with 'No space left on device', and part of "
+        "the sample stays under its final name: files are written by the model's own "
+        "thread, unguarded."
+    ),
+    upstream=(),
+    affects=SpecifierSet(">=0.17.0,<0.22.0"),
+    targets=(
+        Target(
+            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            wrapper=save_kv_layer,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "layer_name", "kv_layer", "attn_metadata"),
+                    contains=(
+                        "safetensors.torch.save_file(tensors, request.filename)",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    processes=("worker",),
+    remove_when="vllm>=0.22.0",
+)

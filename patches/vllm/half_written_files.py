@@ -1,0 +1,46 @@
+"""A failed write leaves its lock file, and with old safetensors part of the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim._sample_files import STOCK, whole_writer
+from specshim.patching import OPEN, Fingerprint, Patch, Target
+
+
+def init(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Its writer threads write whole files."""
+    wrapped(*args, **kwargs)
+    whole_writer(instance)
+
+
+PATCH = Patch(
+    id="half-written-files",
+    summary="a write that fails leaves a lock file, or part of the sample",
+    why=(
+        "After the disk was full, lock files stay, and safetensors before 0.8 leaves "
+        "what it had written of a sample under the path that the client was told, "
+        "which a reader that takes no lock also meets in every sample being written."
+    ),
+    upstream=(),
+    affects=SpecifierSet(">=0.22.0,<=0.32.0"),
+    targets=(
+        Target(
+            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            wrapper=init,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "vllm_config", "role", "kv_cache_config"),
+                    contains=("self._executor = ThreadPoolExecutor(",),
+                ),
+            ),
+        ),
+    ),
+    processes=("worker",),
+    remove_when=OPEN,
+)

@@ -1,0 +1,63 @@
+"""On hybrid models 0.24.0 saves zeros, or another request's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target
+
+LAYER = "cache_only_layers"  # part of the name of the layer that holds the states
+
+
+def init(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """The states' own cache group says how many tokens its blocks have."""
+    wrapped(*args, **kwargs)
+    cache = instance._kv_cache_config
+    for index, group in enumerate(cache.kv_cache_groups if cache else ()):
+        if any(LAYER in name for name in group.layer_names):
+            instance._hs_group_idx = index
+            instance._block_size = group.kv_cache_spec.block_size
+
+
+PATCH = Patch(
+    id="hybrid-zero-states",
+    summary="hidden states of hybrid models are saved as zeros",
+    why=(
+        "On models with several kinds of layers (Mamba, GDN, sliding window) the files "
+        "have the right shape and hold zeros or rows of other requests: the connector "
+        "finds a block's rows with the block size of the whole cache, while the group "
+        "of the hidden states has a smaller one."
+    ),
+    upstream=("vllm#46301", "vllm#44328", "speculators#613"),
+    affects=SpecifierSet(">=0.24.0,<0.25.0"),
+    targets=(
+        Target(
+            name=(
+                "vllm.distributed.kv_transfer.kv_connector.v1"
+                ".example_hidden_states_connector"
+                ".ExampleHiddenStatesConnector.__init__"
+            ),
+            wrapper=init,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "vllm_config", "role", "kv_cache_config"),
+                    contains=(
+                        "self._block_size = vllm_config.cache_config.block_size",
+                        "self._hs_group_idx",
+                    ),
+                ),
+            ),
+            fixed=Fingerprint(
+                parameters=("self", "vllm_config", "role", "kv_cache_config"),
+                contains=("self._block_size = self._get_cache_block_size(",),
+            ),
+        ),
+    ),
+    processes=("engine core", "worker"),
+    remove_when="vllm>=0.25.0",
+)

@@ -1,0 +1,103 @@
+"""Files of the stock connector do not say of which model and layers they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim._sample_files import STOCK, sample_labels, saving_with, whole_writer
+from specshim.patching import OPEN, Fingerprint, Patch, Target
+
+
+def init(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """From 0.22 on writer threads write the files."""
+    wrapped(*args, **kwargs)
+    writer = whole_writer(instance) if _has_writer(instance) else None
+    if writer is not None:
+        writer.labels = labels_of(instance)
+
+
+def save_kv_layer(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Up to 0.21 this method does."""
+    if _has_writer(instance):
+        return wrapped(*args, **kwargs)
+    with saving_with(partial(save_labelled, labels_of(instance))):
+        return wrapped(*args, **kwargs)
+
+
+def _has_writer(connector: Any) -> bool:
+    return hasattr(connector, "_write_tensors")
+
+
+def labels_of(connector: Any) -> dict[str, str]:
+    """The labels of this server's files.
+
+    Where layers were asked for out of order, or twice, nearly all models give them in
+    the order of the layers, once, and some as asked: then ``layer_ids`` is left out.
+    """
+    config = connector._vllm_config
+    draft = config.speculative_config.draft_model_config.hf_config
+    ids = list(getattr(draft, "eagle_aux_hidden_state_layer_ids", ()))
+    plain = ids == sorted(set(ids))
+    return sample_labels(config, ids if plain else None, "cache")
+
+
+def save_labelled(
+    labels: Mapping[str, str],
+    save: Callable[..., None],
+    tensors: dict[str, Any],
+    filename: str,
+    **options: Any,
+) -> None:
+    rows = str(tensors["hidden_states"].shape[0])
+    save(tensors, filename, metadata={**labels, "num_tokens": rows}, **options)
+
+
+PATCH = Patch(
+    id="unlabelled-files",
+    summary="files do not say which model and layers they are of",
+    why=(
+        "A folder of samples is used with another model, or with as many other layers, "
+        "and training goes on with wrong features: the files carry no metadata that a "
+        "reader could compare."
+    ),
+    upstream=("speculators#705",),
+    affects=SpecifierSet(">=0.17.0,<=0.32.0"),
+    targets=(
+        Target(
+            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            wrapper=init,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "vllm_config", "role", "kv_cache_config"),
+                    contains=("eagle_aux_hidden_state_layer_ids",),
+                ),
+            ),
+        ),
+        Target(
+            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            wrapper=save_kv_layer,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "layer_name", "kv_layer", "attn_metadata"),
+                    contains=(
+                        "safetensors.torch.save_file(tensors, request.filename)",
+                    ),
+                ),
+                Fingerprint(
+                    parameters=("self", "layer_name", "kv_layer", "attn_metadata"),
+                    lacks=("save_file(",),
+                ),
+            ),
+        ),
+    ),
+    processes=("worker",),
+    remove_when=OPEN,
+)

@@ -1,0 +1,178 @@
+"""What every file of hidden states owes its reader: a whole file, and what it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from specshim._version import __version__
+
+logger = logging.getLogger("vllm.specshim")
+
+ROOM = "specshim.room"
+"""Begins the name of the tensor that keeps room for labels in a header."""
+
+
+def sample_labels(
+    vllm_config: Any, layer_ids: Sequence[int] | None, route: str
+) -> dict[str, str]:
+    """The header metadata of a sample's file, for both routes; values are strings.
+
+    Args:
+        layer_ids: of the columns of ``hidden_states``, in their order; None where
+            that is not known.
+        route: "tap" or "cache".
+    """
+    from vllm import __version__ as vllm_version
+
+    ids = {} if layer_ids is None else {"layer_ids": json.dumps(list(layer_ids))}
+    return {
+        "model": str(vllm_config.model_config.model),
+        **ids,
+        "vllm": vllm_version,
+        "specshim": __version__,
+        "route": route,
+    }
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[str]:
+    """A temporary name beside ``path``: what is written there gets the name at the end.
+
+    After an exception there is nothing under either name.
+    """
+    hidden = f".{secrets.token_hex(16)}.partial"
+    temporary = os.path.join(os.path.dirname(path), hidden)
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def remove(path: str) -> None:
+    """Remove a file; one that is not there, or that cannot be removed, is no error."""
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def room_for(labels: Mapping[str, str]) -> str:
+    """The name of an empty tensor that keeps room for ``labels`` in a header.
+
+    safetensors puts the header first, so it cannot grow once the file is written.
+    """
+    longest = {**labels, "num_tokens": "9" * 12}
+    return ROOM.ljust(len(_json({"__metadata__": longest})), ".")
+
+
+def label(path: str, labels: Mapping[str, str]) -> None:
+    """Write ``labels`` into the header of a file in which ``room_for`` them was left.
+
+    Raises:
+        ValueError: the file has no such room.
+    """
+    with open(path, "r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        rows = header["hidden_states"]["shape"][0]
+        header = {key: v for key, v in header.items() if not key.startswith(ROOM)}
+        known = header.pop("__metadata__", {})
+        labelled = {"__metadata__": {**known, **labels, "num_tokens": str(rows)}}
+        text = _json({**labelled, **header})
+        if len(text) > size:
+            raise ValueError(f"the header of {path} has no room for its labels")
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def _json(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, separators=(",", ":")).encode()
+
+
+STOCK = "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
+
+WRITERS = frozenset({STOCK, "hs_connectors.fp8_hidden_states_connector"})
+"""Modules whose ``_write_tensors`` writes one safetensors file under the given name;
+of any other connector that inherits from the stock one we do not know that."""
+
+Save = Callable[..., None]  # (save_file of before, tensors, filename, **options)
+
+
+@dataclass
+class WholeWriter:
+    """In place of a stock connector's ``_write_tensors``, from 0.22 on.
+
+    Called in a writer thread. The lock is released once the file is there, whole and
+    labelled, or once it is certain that it will not be there.
+    """
+
+    write: Callable[..., None]
+    labels: Mapping[str, str] | None = None
+
+    def __call__(
+        self, tensors: dict[str, Any], event: Any, filename: str, lock_fd: int | None
+    ) -> None:
+        try:
+            with whole_file(filename) as temporary:
+                if self.labels is None:
+                    self.write(tensors, event, temporary, None)
+                else:
+                    room = tensors["token_ids"].new_empty(0)
+                    tensors = {**tensors, room_for(self.labels): room}
+                    self.write(tensors, event, temporary, None)
+                    label(temporary, self.labels)
+        except Exception as error:
+            say_unwritten(filename, error)
+            if lock_fd is not None:
+                remove(f"{filename}.lock")
+            raise  # the connector takes note
+        finally:
+            if lock_fd is not None:
+                os.close(lock_fd)
+
+
+def whole_writer(connector: Any) -> WholeWriter | None:
+    """The connector's writer, made a whole one; None where we do not know it."""
+    if type(connector)._write_tensors.__module__ not in WRITERS:
+        return None
+    if not isinstance(connector._write_tensors, WholeWriter):
+        connector._write_tensors = WholeWriter(connector._write_tensors)
+    writer: WholeWriter = connector._write_tensors
+    return writer
+
+
+def say_unwritten(filename: str, error: Exception) -> None:
+    """The sentence for the log."""
+    logger.error(
+        "No hidden states in %s, because the file could not be written (%s); is the "
+        "disk full?",
+        filename,
+        error,
+    )
+
+
+@contextmanager
+def saving_with(save: Save) -> Iterator[None]:
+    """In the stock connector up to 0.21, ``safetensors.torch.save_file`` is ``save``.
+
+    It writes in the thread of the forward, so one change at a time is enough.
+    """
+    module = sys.modules[STOCK]
+    before = module.safetensors
+    torch = SimpleNamespace(save_file=partial(save, before.torch.save_file))
+    module.safetensors = SimpleNamespace(torch=torch)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.safetensors = before  # type: ignore[attr-defined]

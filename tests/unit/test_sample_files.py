@@ -1,0 +1,88 @@
+"""Whole files with labels, whatever writes them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors")
+from safetensors.torch import load_file, save_file
+
+from specshim._sample_files import WholeWriter, label, room_for, whole_file
+
+LABELS = {"model": "mödel/" + "x" * 300, "layer_ids": "[1, 4]", "route": "cache"}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {"hidden_states": torch.randn(5, 2, 8), "token_ids": torch.arange(5)}
+
+
+def write(tensors, event, filename, lock_fd):
+    save_file(tensors, filename)
+
+
+def test_labels_are_added_and_tensors_stay(tmp_path):
+    path = str(tmp_path / "a")
+    before = tensors()
+    WholeWriter(write, LABELS)(before, None, path, None)
+    after = load_file(path)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {**LABELS, "num_tokens": "5"}
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_without_room_is_refused(tmp_path):
+    path = str(tmp_path / "a")
+    save_file(tensors(), path)
+    with pytest.raises(ValueError, match="no room"):
+        label(path, LABELS)
+
+
+def test_room_is_no_matter_of_the_writer(tmp_path):
+    path = str(tmp_path / "a")
+    more = {
+        "hidden_states_scales": torch.ones(5, 1, 1),
+        room_for(LABELS): torch.ones(0),
+    }
+    save_file({**tensors(), **more}, path, metadata={"theirs": "kept"})
+    label(path, LABELS)
+    assert "hidden_states_scales" in load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata()["theirs"] == "kept"
+
+
+def test_a_failed_write_leaves_nothing_and_releases_the_lock(tmp_path, caplog):
+    path = str(tmp_path / "a")
+    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY)
+
+    def half(tensors, event, filename, lock_fd):
+        with open(filename, "wb") as file:
+            file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        WholeWriter(half)(tensors(), None, path, lock)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(lock)
+    assert f"No hidden states in {path}" in caplog.text
+
+
+def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def fail() -> None:
+        with whole_file(str(path)) as temporary:
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY))
+            assert path.read_text() == "old"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert os.listdir(tmp_path) == ["a"]
+    assert path.read_text() == "old"
