@@ -258,7 +258,7 @@ class Planned:
         return sorted(wrong)
 
     def hidden_groups(self) -> list[tuple[int, int]]:
-        """Group and block size that the stock connector's two halves find."""
+        """Group and block size that the stock connector's halves find (from 0.25)."""
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (  # noqa: E501
             ExampleHiddenStatesConnector as Connector,
