@@ -142,3 +142,10 @@ def test_a_function_looks_the_same_live_and_in_the_tree() -> None:
     name = "Fingerprint.mismatch"
     assert form_in_tree(tree, "specshim.patching.declaration", name) == method
     assert method.parameters == ("self", "form")
+
+
+def test_an_overload_is_not_the_function(tmp_path: Path) -> None:
+    overloads = "@overload\ndef f(a: int) -> int: ...\n"
+    (tmp_path / "m.py").write_text(f"{overloads}def f(b):\n    return b\n")
+    form = form_in_tree(tmp_path, "m", "f")
+    assert form is not None and form.parameters == ("b",)
