@@ -6,6 +6,7 @@ which token of the vocabulary they belong to, and at which position.
 """
 
 import inspect
+import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -147,7 +148,9 @@ def _join(config: Any, rank: int, port: int) -> None:
     from vllm.utils.network_utils import get_open_port
 
     world = config.parallel_config.tensor_parallel_size
-    where = f"tcp://127.0.0.1:{port or get_open_port()}"
+    port = port or get_open_port()
+    where = f"tcp://127.0.0.1:{port}"
+    os.environ["VLLM_DIST_IDENT"] = str(port)  # the ranks of a group on the CPU
     init_distributed_environment(world, rank, where, 0, backend="gloo")
     ensure_model_parallel_initialized(world, 1)
     sys.excepthook = sys.__excepthook__  # torch puts "[rank0]" before every line

@@ -1,11 +1,15 @@
 """Of two tensor-parallel ranks, one must write the file."""
 
 import multiprocessing
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from stock_steps import serve, step, wrong
+
+# At exit Python's tracker of shared memory would warn below the error.
+os.environ["PYTHONWARNINGS"] = "ignore"
 
 PROMPT = {"prompt": list(range(50, 70))}
 
