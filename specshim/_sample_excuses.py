@@ -42,13 +42,14 @@ def unexcused(
     token_ids = token_ids.to(table.device)
     by_token = _throughout(table, token_ids)
     excused = torch.zeros_like(table)
-    excused |= _leading_run(table, token_ids)
+    excused |= _leading_run(table, token_ids, at_least=2)
     excused[:, _embedding_slots(layer_ids, table)] |= by_token[
         :, _embedding_slots(layer_ids, table)
     ]
     if silent_tokens:
-        silent = torch.isin(token_ids, torch.tensor(sorted(silent_tokens)))
-        excused |= by_token & silent.to(table.device)[:, None]
+        known = torch.tensor(sorted(silent_tokens), device=table.device)
+        silent = torch.isin(token_ids, known)[:, None]
+        excused |= (by_token | _leading_run(table, token_ids, at_least=1)) & silent
     left = table & ~excused
     if left.any():
         left &= ~_flushed_by_fp8(left, table, pieces)
@@ -56,7 +57,7 @@ def unexcused(
 
 
 def _throughout(table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Entries whose token shows the same at each of its places outside a leading run."""
+    """Entries whose token shows the same at each of its places."""
     _, which = torch.unique(token_ids, return_inverse=True)
     tokens = int(which.max()) + 1
     shape = (tokens, table.shape[1])
@@ -66,15 +67,18 @@ def _throughout(table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     return table & (places == shown)[which]
 
 
-def _leading_run(table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+def _leading_run(
+    table: torch.Tensor, token_ids: torch.Tensor, at_least: int
+) -> torch.Tensor:
     """Left padding with a token whose embedding is zero.
 
-    Such rows see only each other, and zero in gives zero out in every layer. It takes
-    two of them, since a first token alone tells nothing, and something has to follow.
+    Such rows see only each other, and zero in gives zero out in every layer. Of a token
+    that nobody vouches for it takes two, since a first row alone is more likely a lost
+    one; and something has to follow.
     """
     same = (token_ids == token_ids[0]).long().cumprod(0).bool()
     run = (table & same[:, None]).long().cumprod(0).bool()
-    long_enough = run.sum(0) >= 2
+    long_enough = run.sum(0) >= at_least
     return run & long_enough & ~run.all(0)
 
 
@@ -88,7 +92,9 @@ def _embedding_slots(
     """
     layers = table.shape[1]
     known = layer_ids is not None and len(layer_ids) == layers
-    ids = list(layer_ids) if known and layer_ids is not None else [None] * layers
+    ids: list[int | None] = [None] * layers
+    if known and layer_ids is not None:
+        ids = list(layer_ids)
     if layers > 1 and ids[0] is None:
         ids[0] = 0  # ids usually ascend
     return [slot for slot, i in enumerate(ids) if i == 0 and not table[:, slot].all()]

@@ -171,7 +171,7 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
 
 def current() -> Expected:
     """What the innermost :func:`expecting` around the caller expects."""
-    return _EXPECTED.get()
+    return _EXPECTED.get() or Expected()
 
 
 @contextmanager
@@ -184,4 +184,4 @@ def expecting(expected: Expected) -> Iterator[None]:
         _EXPECTED.reset(token)
 
 
-_EXPECTED: ContextVar[Expected] = ContextVar("expected", default=Expected())
+_EXPECTED: ContextVar[Expected | None] = ContextVar("expected", default=None)

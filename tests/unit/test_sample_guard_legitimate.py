@@ -86,6 +86,15 @@ def test_a_token_known_to_be_silent() -> None:
         accept(states, tokens, IDS, silent={PAD})
 
 
+def test_one_silent_token_at_the_left() -> None:
+    states, tokens = sample()
+    tokens[[0, 20]] = PAD
+    states[0] = 0  # row 20 sees others
+    accept(states, tokens, IDS, silent={PAD})
+    with pytest.raises(guard.BadSample, match="row 0 "):
+        accept(states, tokens, IDS)
+
+
 def test_massive_activations() -> None:
     states, tokens = sample(64, hidden=1024, dtype=torch.float16)
     states[0, 1:, 7] = 40_000.0
