@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-from specshim.guard import BadSample, Expected, check, check_metadata, read_metadata
+from specshim import _locks
+from specshim.guard import (
+    BadSample,
+    Expected,
+    check,
+    check_metadata,
+    current,
+    read_metadata,
+)
 
 ATTRIBUTE = "specshim_expected"
 """Set on datasets. Pickled with them, it makes the worker processes of a data loader
@@ -17,8 +28,7 @@ import specshim, whatever else they import."""
 def expected_by(dataset: Any) -> Expected:
     """What ``dataset`` was told to expect, with the model that it asks for."""
     known = getattr(dataset, ATTRIBUTE, None) or Expected()
-    model = known.model or getattr(dataset, "model", None)
-    return Expected(model, known.layer_ids, known.hidden_size, known.silent_tokens)
+    return replace(known, model=known.model or getattr(dataset, "model", None))
 
 
 def check_cached_header(dataset: Any, index: int) -> None:
@@ -64,9 +74,11 @@ def check_training_sample(sample: Any, expected: Expected) -> None:
     """
     last = sample["verifier_last_hidden_states"].unsqueeze(1)
     tokens, hidden = last.shape[0], last.shape[2]
-    pieces = [sample["hidden_states"].view(tokens, -1, hidden), last]
-    if not pieces[0].shape[1]:
-        pieces = pieces[1:]  # MTP: the last layer alone
+    drafters = sample["hidden_states"]
+    layers = drafters.shape[1] // max(hidden, 1)
+    pieces = [drafters.view(tokens, layers, hidden), last]
+    if not layers:
+        pieces = pieces[1:]  # the last layer alone, for MTP
     check(pieces, sample["input_ids"], expected=expected)
 
 
@@ -77,3 +89,57 @@ def unavailable(dataset: Any, index: int, error: BadSample) -> Any:
     warnings.warn(text, stacklevel=2)
     kind = getattr(sys.modules.get("speculators.train.data"), "SampleUnavailable", None)
     return kind(reason=text) if kind else None
+
+
+def expect_layers_of(model: Any, dataset: Any) -> None:
+    """Have ``dataset`` expect the layers that the drafter ``model`` was built for.
+
+    The server appends the last layer, whose id the drafter's config does not have.
+    """
+    config = getattr(model, "config", None)
+    for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
+        ids = getattr(config, name, None)
+        if ids:
+            break
+    else:
+        return  # MTP takes the last layer of whatever there is
+    decoder = getattr(config, "transformer_layer_config", None)
+    padding = getattr(decoder, "pad_token_id", None)
+    silent = frozenset([padding]) if isinstance(padding, int) else frozenset()
+    known = expected_by(dataset)
+    expected = replace(known, layer_ids=(*ids, None), silent_tokens=silent)
+    setattr(dataset, ATTRIBUTE, expected)
+
+
+def load_named(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Around a function that loads the file of a sample: its header is checked too.
+
+    Raises:
+        BadSample: it contradicts what is expected where the file is loaded.
+    """
+    sample = wrapped(*args, **kwargs)
+    path = Path(args[0] if args else kwargs["file_path"])
+    if sample is not None:
+        check_named(read_metadata(path), current(), str(path.parent))
+    return sample
+
+
+def wait_longer(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Around a wait for a lock: as long as for the server's answer, unless told."""
+    if len(args) < 2 and "timeout" not in kwargs:
+        kwargs = {**kwargs, "timeout": _locks.PATIENCE}
+    return wrapped(*args, **kwargs)
+
+
+def wait_on_nfs(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """In place of a wait for a lock: through a descriptor that can write."""
+    names = {"lock_path": "path", "poll_interval": "interval"}
+    named = {names.get(name, name): value for name, value in kwargs.items()}
+    wait = _locks.wait_async if iscoroutinefunction(wrapped) else _locks.wait
+    return wait(*args, **named)

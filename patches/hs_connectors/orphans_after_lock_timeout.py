@@ -1,0 +1,73 @@
+"""A sample that the server was slow to write is lost, and its files stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim import _locks, _trainer
+from specshim.patching import Fingerprint, Patch, Target
+
+LATE = "_specshim_late"  # handles that were deleted while the server wrote them
+
+
+def delete(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Remove file and lock file; what the server still writes, at a later call."""
+    handle = args[0] if args else kwargs["handle"]
+    late = vars(instance).setdefault(LATE, [])
+    for earlier in [h for h in late if not _locks.held(f"{h}.lock")]:
+        late.remove(earlier)
+        Path(earlier).unlink(missing_ok=True)
+        Path(f"{earlier}.lock").unlink(missing_ok=True)
+    if _locks.held(f"{handle}.lock"):
+        late.append(handle)
+        return None
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        with suppress(OSError):
+            Path(f"{handle}.lock").unlink()
+
+
+PATCH = Patch(
+    id="orphans-after-lock-timeout",
+    summary="a slow sample is lost and its files stay on the disk",
+    why=(
+        "Under load samples fail with TimeoutError and the disk fills with files and "
+        "lock files: the trainer waits ten seconds for a file that the server is still "
+        "writing, deletes what is not there yet, and never comes back."
+    ),
+    upstream=(),
+    affects=SpecifierSet(">=0.7.0,<0.10.0"),
+    targets=(
+        Target(
+            name="hs_connectors.transfer.wait_for_lock",
+            wrapper=_trainer.wait_longer,
+            forms=(
+                Fingerprint(
+                    parameters=("lock_path", "timeout", "poll_interval"),
+                    contains=("timeout: float = 10.0",),
+                ),
+            ),
+        ),
+        Target(
+            name="hs_connectors.transfer.FileTransfer.delete",
+            wrapper=delete,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "handle"),
+                    contains=("Path(handle).unlink()",),
+                    lacks=(".lock",),
+                ),
+            ),
+        ),
+    ),
+    processes=("trainer",),
+    remove_when="hs_connectors>=0.10.0",
+)
