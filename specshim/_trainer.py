@@ -111,9 +111,7 @@ def expect_layers_of(model: Any, dataset: Any) -> None:
     setattr(dataset, ATTRIBUTE, expected)
 
 
-def load_named(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def load_named(wrapped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around a function that loads the file of a sample: its header is checked too.
 
     Raises:
@@ -126,18 +124,14 @@ def load_named(
     return sample
 
 
-def wait_longer(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def wait_longer(wrapped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around a wait for a lock: as long as for the server's answer, unless told."""
     if len(args) < 2 and "timeout" not in kwargs:
         kwargs = {**kwargs, "timeout": _locks.PATIENCE}
     return wrapped(*args, **kwargs)
 
 
-def wait_on_nfs(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def wait_on_nfs(wrapped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """In place of a wait for a lock: through a descriptor that can write."""
     names = {"lock_path": "path", "poll_interval": "interval"}
     named = {names.get(name, name): value for name, value in kwargs.items()}

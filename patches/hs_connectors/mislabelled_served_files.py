@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
 from specshim.patching import Fingerprint, Patch, Target
+
+
+def load_hs_file(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Check the header of what was loaded."""
+    return _trainer.load_named(wrapped, args, kwargs)
+
 
 PATCH = Patch(
     id="mislabelled-served-files",
@@ -19,7 +30,7 @@ PATCH = Patch(
     targets=(
         Target(
             name="hs_connectors.transfer._load_hs_file",
-            wrapper=_trainer.load_named,
+            wrapper=load_hs_file,
             forms=(
                 Fingerprint(
                     parameters=("file_path",), contains=("return load_file(file_path)",)

@@ -15,6 +15,13 @@ from specshim.patching import Fingerprint, Patch, Target
 LATE = "_specshim_late"  # handles that were deleted while the server wrote them
 
 
+def wait_for_lock(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Wait as long as for the server's answer, unless the caller says how long."""
+    return _trainer.wait_longer(wrapped, args, kwargs)
+
+
 def delete(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
@@ -48,7 +55,7 @@ PATCH = Patch(
     targets=(
         Target(
             name="hs_connectors.transfer.wait_for_lock",
-            wrapper=_trainer.wait_longer,
+            wrapper=wait_for_lock,
             forms=(
                 Fingerprint(
                     parameters=("lock_path", "timeout", "poll_interval"),

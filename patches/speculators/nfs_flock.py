@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
 from specshim.patching import Fingerprint, Patch, Target
+
+
+def wait_for_lock(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Wait through a descriptor that can write."""
+    return _trainer.wait_on_nfs(wrapped, args, kwargs)
+
 
 _FAULTY = Fingerprint(
     parameters=("lock_path", "timeout", "poll_interval"),
@@ -26,14 +37,14 @@ PATCH = Patch(
     targets=(
         Target(
             name="speculators.data_generation.vllm_client.wait_for_lock",
-            wrapper=_trainer.wait_on_nfs,
+            wrapper=wait_for_lock,
             forms=(_FAULTY,),
             fixed=_REPAIRED,
             aliases=("speculators.train.data.wait_for_lock",),
         ),
         Target(
             name="speculators.data_generation.vllm_client.wait_for_lock_async",
-            wrapper=_trainer.wait_on_nfs,
+            wrapper=wait_for_lock,
             forms=(_FAULTY,),
             fixed=_REPAIRED,
             aliases=("__main__.wait_for_lock_async",),
