@@ -69,6 +69,7 @@ def main() -> None:
     assert "layers 2, 15, 25, 28, the trainer expects 2, 14, 25, any" in text, text
     assert "states of meta-llama/Llama-3.1-8B-Instruct, the trainer" in text, text
     assert "do not say which model and layers they hold" in text, text
+    dataset.client = None  # which cannot be pickled
     # A worker process of the loader imports nothing of ours but what the dataset holds.
     workers = DataLoader(
         dataset,
