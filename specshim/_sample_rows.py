@@ -61,7 +61,7 @@ def shape_problem(
     rows, hidden = pieces[0].shape[0], pieces[0].shape[2]
     if any(len(p) != rows or p.shape[2] != hidden for p in pieces):
         return "their layers differ in shape"
-    if rows != tokens:
+    if rows != tokens and (tokens or prompt is not None):
         return f"they have {rows} rows for {tokens} token ids"
     if not (rows and layers and hidden):
         return f"their shape [{rows}, {layers}, {hidden}] holds nothing"
@@ -95,6 +95,8 @@ def row_problem(
     thorough: bool,
 ) -> str | None:
     """The first row or layer that cannot be right, as the end of a sentence."""
+    if not len(token_ids):  # of prompt embeddings, each row is its own
+        token_ids = torch.arange(-len(pieces[0]), 0)
     bits = [piece.detach().view(_LAYOUT[piece.dtype][0]) for piece in pieces]
     infinite = _LAYOUT[pieces[0].dtype][1]
     small = sum(p.numel() * p.element_size() for p in pieces) <= _SMALL
@@ -108,8 +110,8 @@ def row_problem(
     if found is not None:
         row, slot = found
         what = "NaN" if _has_nan(_row(pieces, row, slot)) else "infinite"
-        token = f"(token {int(token_ids[row])})"
-        return f"row {row} of {len(high)} {token} has {what} values in {names[slot]}"
+        token = _token(token_ids, row)
+        return f"row {row}{token} of {len(high)} has {what} values in {names[slot]}"
     flat = high == low
     if flat.any():
         problem = _flat_problem(
@@ -200,7 +202,7 @@ def _flat_sentence(
     more = f" and {count - 1} more" if count > 1 else ""
     verb = "are" if count > 1 else "is"
     return (
-        f"row {row} (token {int(token_ids[row])}){more} of {len(bad)} {verb} {what} in "
+        f"row {row}{_token(token_ids, row)}{more} of {len(bad)} {verb} {what} in "
         f"{where}, so not what the model computed"
     )
 
@@ -241,6 +243,11 @@ def _same_id(layer_ids: Sequence[int | None] | None, one: int, other: int) -> bo
     if layer_ids is None or layer_ids[one] is None:
         return False
     return layer_ids[one] == layer_ids[other]
+
+
+def _token(token_ids: torch.Tensor, row: int) -> str:
+    token = int(token_ids[row])
+    return f" (token {token})" if token >= 0 else ""
 
 
 def _magnitude(bits: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,8 @@ def check(
     Args:
         hidden_states: tensor [tokens, layers, hidden size] of a float type, or a
             sequence of such tensors to be read side by side along the layers.
-        token_ids: tensor [tokens], the ids that the states were computed from.
+        token_ids: tensor [tokens], the ids that the states were computed from; empty
+            for prompt embeddings.
         prompt: the ids that they should have been computed from; None: not compared.
         expected: what the trainer knows; None takes that of :func:`expecting`.
         metadata: header metadata of the file, as :func:`read_metadata` gives it.

@@ -72,23 +72,24 @@ def test_values_that_are_not_finite(dtype: torch.dtype, value: str, word: str) -
     states, tokens = sample(dtype=dtype)
     states[7, 1, 63] = float(value)
     text = refusal(states, tokens, expected=guard.Expected(layer_ids=IDS))
-    assert f"row 7 of 48 (token 1007) has {word} values in layer 14" in text
+    assert f"row 7 (token 1007) of 48 has {word} values in layer 14" in text
 
 
 def test_not_finite_in_a_large_sample() -> None:
     states, tokens = sample(**LARGE)
     row = states.clone()
     row[123, 2:] = float("nan")  # a norm spreads it over the rest of the row
-    assert "row 123 of 700" in refusal(row, tokens)
+    assert "row 123 (token 1123) of 700" in refusal(row, tokens)
     states[:, -1, 900] *= 300  # a massive activation that overflows now and then
     states[456, -1, 900] = float("inf")
-    assert "row 456 of 700" in refusal(states, tokens)
+    assert "row 456 (token 1456) of 700" in refusal(states, tokens)
 
 
 def test_thorough_reads_every_value() -> None:
     states, tokens = sample(**LARGE)
     states[123, 1, 5] = float("nan")
-    assert "row 123 of 700" in refusal(states, tokens, thorough=True)
+    text = refusal(states, tokens, thorough=True)
+    assert "row 123 (token 1123) of 700 has NaN values" in text
 
 
 @pytest.mark.parametrize("size", [{}, LARGE], ids=["small", "large"])

@@ -142,6 +142,16 @@ def test_rows_that_fp8_flushed_to_zero() -> None:
         accept(stored, tokens, IDS)
 
 
+def test_prompt_embeddings_have_no_token_ids() -> None:
+    states, tokens = sample()
+    accept(states, tokens[:0], IDS)
+    states[4] = 0
+    with pytest.raises(guard.BadSample, match="row 4 of 48 is all zero"):
+        accept(states, tokens[:0], IDS)
+    with pytest.raises(guard.BadSample, match="48 rows for 0 token ids"):
+        guard.check(states, tokens[:0], prompt=tokens.tolist())
+
+
 def test_views_and_expanded_tensors() -> None:
     states, tokens = sample(32, hidden=64)
     wide = torch.cat([states, states], -1)
