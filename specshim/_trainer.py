@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -137,3 +138,27 @@ def wait_on_nfs(wrapped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     named = {names.get(name, name): value for name, value in kwargs.items()}
     wait = _locks.wait_async if iscoroutinefunction(wrapped) else _locks.wait
     return wait(*args, **named)
+
+
+def delete_when_free(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Around a transfer's ``delete(handle)``: the lock file goes too.
+
+    A file that the server still writes would come back after its deletion, so that one
+    waits for the first later call that finds its lock free.
+    """
+    handle = args[0] if args else kwargs["handle"]
+    late = vars(instance).setdefault("_specshim_late", [])
+    for earlier in [h for h in late if not _locks.held(f"{h}.lock")]:
+        late.remove(earlier)
+        Path(earlier).unlink(missing_ok=True)
+        Path(f"{earlier}.lock").unlink(missing_ok=True)
+    if _locks.held(f"{handle}.lock"):
+        late.append(handle)
+        return None
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        with suppress(OSError):
+            Path(f"{handle}.lock").unlink()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim import _locks, _trainer
+from specshim import _trainer
 from specshim.patching import Fingerprint, Patch, Target
-
-LATE = "_specshim_late"  # handles that were deleted while the server wrote them
 
 
 def wait_for_lock(
@@ -26,20 +22,7 @@ def delete(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Remove file and lock file; what the server still writes, at a later call."""
-    handle = args[0] if args else kwargs["handle"]
-    late = vars(instance).setdefault(LATE, [])
-    for earlier in [h for h in late if not _locks.held(f"{h}.lock")]:
-        late.remove(earlier)
-        Path(earlier).unlink(missing_ok=True)
-        Path(f"{earlier}.lock").unlink(missing_ok=True)
-    if _locks.held(f"{handle}.lock"):
-        late.append(handle)
-        return None
-    try:
-        return wrapped(*args, **kwargs)
-    finally:
-        with suppress(OSError):
-            Path(f"{handle}.lock").unlink()
+    return _trainer.delete_when_free(wrapped, instance, args, kwargs)
 
 
 PATCH = Patch(

@@ -73,9 +73,15 @@ FAULTS = [
         None,
     ),
     (
+        "orphans-after-lock-timeout-vendored",
+        "AssertionError: left behind: ",
+        ["speculators-0.7.0.2"],
+        None,
+    ),
+    (
         "fp8-precision",
         "AssertionError: an unpatched reader is off by",
-        ["speculators-0.9.0"],
+        ["speculators-0.9.0", "hs_connectors-0.9.0"],
         None,
     ),
     (

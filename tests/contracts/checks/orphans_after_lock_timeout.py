@@ -5,12 +5,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from hs_connectors.transfer import FileTransfer
 
-
-def main() -> None:
+def leaves_nothing(transfer_class: type) -> None:
     folder = Path(tempfile.mkdtemp())
-    transfer = FileTransfer(folder)
+    transfer = transfer_class(folder)
     slow, quick = folder / "slow.safetensors", folder / "quick.safetensors"
     held = os.open(f"{slow}.lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -25,6 +23,12 @@ def main() -> None:
     transfer.delete(str(quick))
     left = sorted(path.name for path in folder.iterdir())
     assert not left, f"left behind: {left}"
+
+
+def main() -> None:
+    from hs_connectors.transfer import FileTransfer
+
+    leaves_nothing(FileTransfer)
 
 
 if __name__ == "__main__":
