@@ -37,6 +37,7 @@ def shape_problem(
     prompt: Sequence[int] | None,
     layer_ids: Sequence[int | None] | None,
     hidden_size: int | None,
+    who: str,
 ) -> str | None:
     """What is wrong with types, shapes and token ids, as the end of a sentence."""
     for piece in pieces:
@@ -66,7 +67,7 @@ def shape_problem(
     if not (rows and layers and hidden):
         return f"their shape [{rows}, {layers}, {hidden}] holds nothing"
     if layer_ids is not None and layers != len(layer_ids):
-        return f"they have {layers} layers, the trainer expects {len(layer_ids)}"
+        return f"they have {layers} layers, the {who} {len(layer_ids)}"
     if hidden_size is not None and hidden != hidden_size:
         return f"their hidden size is {hidden}, the trainer expects {hidden_size}"
     return _token_problem(token_ids, prompt)

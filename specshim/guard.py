@@ -91,9 +91,11 @@ def check(
     expected = current() if expected is None else expected
     check_metadata(metadata or {}, expected)
     pieces = hidden_states if isinstance(hidden_states, Sequence) else [hidden_states]
-    layer_ids = _sample_identity.layer_ids_of(metadata or {}) or expected.layer_ids
+    named = _sample_identity.layer_ids_of(metadata or {})
+    layer_ids = expected.layer_ids if named is None else named
+    who = "trainer expects" if named is None else "header names"
     problem = _sample_rows.shape_problem(
-        pieces, token_ids, prompt, expected.layer_ids, expected.hidden_size
+        pieces, token_ids, prompt, layer_ids, expected.hidden_size, who
     ) or _sample_rows.row_problem(
         pieces, token_ids, layer_ids, expected.silent_tokens, thorough
     )

@@ -131,6 +131,12 @@ def test_shapes(change, text: str) -> None:
     assert text in refusal(*change(sample()), expected=expected)
 
 
+def test_a_header_that_names_more_layers_than_there_are() -> None:
+    states, tokens = sample()
+    text = refusal(states, tokens, metadata={"layer_ids": "[2, 14, 25, 27, 28]"})
+    assert "they have 4 layers, the header names 5" in text
+
+
 def test_tokens() -> None:
     states, tokens = sample()
     prompt = tokens.tolist()
