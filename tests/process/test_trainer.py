@@ -18,7 +18,7 @@ def test_a_cached_file_of_zeros_is_skipped(environment: Callable) -> None:
     python = environment("speculators-0.9.0")
     done = python.run(str(SCRIPT), str(CHECKS))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [
+    assert done.stdout.splitlines()[-3:] == [
         "Sample 0 (hs_0.safetensors) is skipped. Hidden states refused: all 24 rows "
         "are zero in every layer, so none was computed.",
         "trained on: the good sample",

@@ -20,7 +20,8 @@ dataset = ArrowDataset(max_len=64, datapath=folder, on_missing="skip")
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     batch = CollateFn(64, HIDDEN)([dataset[0], dataset[1]])
-print(*(warning.message for warning in said), sep="\n")
+texts = [str(warning.message) for warning in said]
+print(*(text for text in texts if text.startswith("Sample")), sep="\n")
 rows = batch["verifier_last_hidden_states"][0, :24]
 print("trained on:", "the good sample" if torch.equal(rows, states()[:, -1]) else rows)
 state = specshim.status()["patches"].get("zero-states-in-the-cache", {})
