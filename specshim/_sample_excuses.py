@@ -43,6 +43,7 @@ def unexcused(
     by_token = _throughout(table, token_ids)
     excused = torch.zeros_like(table)
     excused |= _leading_run(table, token_ids, at_least=2)
+    excused |= _one_token(table, by_token, token_ids)
     excused[:, _embedding_slots(layer_ids, table)] |= by_token[
         :, _embedding_slots(layer_ids, table)
     ]
@@ -80,6 +81,24 @@ def _leading_run(
     run = (table & same[:, None]).long().cumprod(0).bool()
     long_enough = run.sum(0) >= at_least
     return run & long_enough & ~run.all(0)
+
+
+def _one_token(
+    table: torch.Tensor, by_token: torch.Tensor, token_ids: torch.Tensor
+) -> torch.Tensor:
+    """One token, at two places or more, and at no place otherwise; nothing else.
+
+    Without attention nothing comes from other rows past a gate that is itself zero: in
+    Mamba models a zero embedding stays zero, wherever it stands. A row that was lost
+    would hardly stand at all places of one token and only there.
+    """
+    excused = torch.zeros_like(table)
+    for slot in range(table.shape[1]):
+        tokens = token_ids[table[:, slot]]
+        alone = len(tokens) >= 2 and bool((tokens == tokens[0]).all())
+        if alone and not table[:, slot].all():
+            excused[:, slot] = by_token[:, slot]
+    return excused
 
 
 def _embedding_slots(
