@@ -1,8 +1,8 @@
 """What the guard costs, next to loading the file. As a script, it prints the numbers.
 
-Loading is what speculators 0.9 does with a file in the page cache until a batch is there:
-map it, copy the rows of the drafter's layers out of the map (ArrowDataset), copy those and
-the last layer's into a buffer of zeros (CollateFn). From a disk it takes longer.
+Loading is what speculators 0.9 does with a file in the page cache until a batch is
+there: map it, copy the rows of the drafter's layers out of the map (ArrowDataset), copy
+those and the last layer's into a buffer of zeros (CollateFn). A disk takes longer.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def test_a_check_costs_little_of_a_load(tmp_path: Path) -> None:
     write(path)
     load, judge = measure(path)
     path.unlink()
-    # 2 % on an idle machine; a busy one gets room, a full pass would cost 30 % or more.
-    assert min(judge) < 0.06 * min(load)
+    # Some 0.5 % on an idle machine; a pass over all values would cost 30 % or more.
+    assert min(judge) < 0.02 * min(load)
 
 
 if __name__ == "__main__":
