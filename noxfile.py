@@ -109,9 +109,14 @@ def requirements() -> dict[str, dict[str, Any]]:
                     f"{distribution}=={entry['version']}", *entry.get("pins", [])
                 ],
                 "overrides": entry.get("overrides", []),
-                "on": f"{package}-{entry['on']}" if "on" in entry else None,
+                "on": below(package, entry["on"]) if "on" in entry else None,
             }  # fmt: skip
     return found
+
+
+def below(package: str, release: str) -> str:
+    """The environment that ``on`` names: a release, or one of another package."""
+    return release if "-" in release else f"{package}-{release}"
 
 
 def environment(session: nox.Session, name: str, extra: tuple[str, ...] = ()) -> Path:

@@ -28,7 +28,8 @@ def test_patches_lie_where_they_belong(package: str) -> None:
     for patch in patches(package):
         module = patch.targets[0].wrapper.__module__
         assert patch.package == package
-        assert module.endswith(f"patches.{package}.{patch.id.replace('-', '_')}")
+        name = patch.id.replace("-", "_").replace(".", "_")
+        assert module.endswith(f"patches.{package}.{name}")
     assert all(hook.kind == "hook" for hook in hooks(package))
 
 

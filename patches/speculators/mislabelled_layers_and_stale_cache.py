@@ -1,0 +1,57 @@
+"""Nothing compares the layers of a sample with those that the drafter is built for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target
+
+
+def init(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Tell the datasets which layers the drafter takes, before anybody reads them."""
+    from specshim import _trainer
+
+    names = ("model", "config", "train_loader", "val_loader")
+    named = dict(zip(names, args, strict=False)) | dict(kwargs)
+    for name in ("train_loader", "val_loader"):
+        dataset = getattr(named.get(name), "dataset", None)
+        if dataset is not None:
+            _trainer.expect_layers_of(named["model"], dataset)
+    return wrapped(*args, **kwargs)
+
+
+PATCH = Patch(
+    id="mislabelled-layers-and-stale-cache",
+    summary="samples of other layers or another model are trained on",
+    why=(
+        "A drafter learns from the wrong layers: server and trainer get their layer "
+        "ids separately, cached files are named after the row alone, and equal counts "
+        "are all that has to fit."
+    ),
+    upstream=("speculators#705",),
+    affects=SpecifierSet(">=0.5.0,<0.10.0"),
+    targets=(
+        Target(
+            name="speculators.train.trainer.Trainer.__init__",
+            wrapper=init,
+            forms=(
+                Fingerprint(
+                    parameters=(
+                        "self",
+                        "model",
+                        "config",
+                        "train_loader",
+                        "val_loader",
+                    )
+                ),
+            ),
+        ),
+    ),
+    processes=("trainer",),
+    remove_when="speculators>=0.10.0",
+)

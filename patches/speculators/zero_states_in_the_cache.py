@@ -1,0 +1,77 @@
+"""Samples from the cache of hidden states are trained on without a look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target
+
+
+def init(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """What the dataset expects, in place before a data loader pickles the dataset."""
+    from specshim import _trainer
+    from specshim.guard import Expected
+
+    wrapped(*args, **kwargs)
+    setattr(instance, _trainer.ATTRIBUTE, Expected())
+
+
+def get_raw_data(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Header of the cached file, then its rows; a bad one is skipped with a warning.
+
+    That is what the dataset itself does with a cached sample of the wrong tokens.
+    """
+    from specshim import _trainer, guard
+
+    index = args[0] if args else kwargs["index"]
+    expected = _trainer.expected_by(instance)
+    try:
+        _trainer.check_cached_header(instance, index)
+        with guard.expecting(expected):
+            sample = wrapped(*args, **kwargs)
+        if isinstance(sample, dict):
+            _trainer.check_training_sample(sample, expected)
+        return sample
+    except guard.BadSample as error:
+        return _trainer.unavailable(instance, index, error)
+
+
+PATCH = Patch(
+    id="zero-states-in-the-cache",
+    summary="cached samples are never validated",
+    why=(
+        "A drafter trained from cached files stays useless: ArrowDataset compares the "
+        "token ids of a cached file and nothing else, so files of zeros, of one layer "
+        "in every slot, or of another model are trained on."
+    ),
+    upstream=("speculators#613", "speculators#705"),
+    affects=SpecifierSet(">=0.5.0,<0.10.0"),
+    targets=(
+        Target(
+            name="speculators.train.data.ArrowDataset.__init__",
+            wrapper=init,
+            forms=(Fingerprint(parameters=("self", "max_len", "datapath")),),
+        ),
+        Target(
+            name="speculators.train.data.ArrowDataset._get_raw_data",
+            wrapper=get_raw_data,
+            forms=(
+                Fingerprint(
+                    parameters=("self", "index"),
+                    contains=(
+                        '"verifier_last_hidden_states": loaded_hs["hidden_states"]',
+                    ),
+                ),
+            ),
+        ),
+    ),
+    processes=("trainer",),
+    remove_when="speculators>=0.10.0",
+)

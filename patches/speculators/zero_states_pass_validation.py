@@ -1,0 +1,50 @@
+"""Samples of zeros pass speculators' validation of what the server sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from specshim.patching import Fingerprint, Patch, Target
+
+
+def check_hidden_states(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The guard first, so that the sentence is its own; then what was there before."""
+    from specshim import guard
+
+    named = dict(zip(("data", "tokens"), args, strict=False)) | dict(kwargs)
+    data = named["data"]
+    if {"hidden_states", "token_ids"} <= data.keys():
+        guard.check(data["hidden_states"], data["token_ids"], prompt=named["tokens"])
+    return wrapped(*args, **kwargs)
+
+
+PATCH = Patch(
+    id="zero-states-pass-validation",
+    summary="samples of zeros, of one layer or of constants count as valid",
+    why=(
+        "The drafter's validation metrics look good and its acceptance stays near "
+        "zero: the server sent zeros (or one layer in every slot), and "
+        "check_hidden_states looks at keys, lengths and NaN only."
+    ),
+    upstream=("speculators#613",),
+    affects=SpecifierSet(">=0.7.0,<0.10.0"),
+    targets=(
+        Target(
+            name="speculators.data_generation.offline.check_hidden_states",
+            wrapper=check_hidden_states,
+            forms=(Fingerprint(parameters=("data", "tokens")),),
+            aliases=(
+                "speculators.train.data.check_hidden_states",
+                "speculators.cli.generate_offline_data.check_hidden_states",
+                "__main__.check_hidden_states",  # scripts/data_generation_offline.py
+            ),
+        ),
+    ),
+    processes=("trainer",),
+    remove_when="speculators>=0.10.0",
+)

@@ -1,0 +1,78 @@
+"""The reader's half of the lock protocol: ``<file>.lock`` is held while vLLM writes.
+
+An exclusive lock needs a descriptor that can write: NFS turns flock into a lock on
+bytes, and refuses it on one opened for reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+
+PATIENCE = 120.0
+"""Seconds that a reader waits for a lock that is held, as long as speculators 0.6 to
+0.9 waits for an answer. Somebody holds it, so the file is on its way."""
+
+
+def wait(path: str, timeout: float = PATIENCE, interval: float = 0.1) -> None:
+    """Wait until the lock file ``path`` is free, then remove it.
+
+    Raises:
+        FileNotFoundError: there is no lock file.
+        TimeoutError: it was still held after ``timeout`` seconds.
+    """
+    for _ in _attempts(path, timeout):
+        time.sleep(interval)
+
+
+async def wait_async(
+    path: str, timeout: float = PATIENCE, interval: float = 0.1
+) -> None:
+    """:func:`wait` for a coroutine."""
+    with closing(_attempts(path, timeout)) as attempts:
+        for _ in attempts:
+            await asyncio.sleep(interval)
+
+
+def held(path: str) -> bool:
+    """Whether a lock file ``path`` is there and held by somebody."""
+    try:
+        with _opened(path) as descriptor:
+            return not _take(descriptor)
+    except FileNotFoundError:
+        return False
+
+
+def _attempts(path: str, timeout: float) -> Generator[None, None, None]:
+    deadline = time.monotonic() + timeout
+    with _opened(path) as descriptor:
+        while not _take(descriptor):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{path} is still held after {timeout:g} s: the server has not "
+                    "finished the file"
+                )
+            yield
+    with suppress(FileNotFoundError):
+        os.remove(path)
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
