@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stock_steps import Engine, fail
+from stock_halves import Engine, fail
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.v1.engine.core_client import InprocClient
 
