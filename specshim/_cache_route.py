@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._backends import FILE
 from specshim._draft import Draft, check_backend, kv_transfer
 from specshim._plan_types import Refused, as_mapping, as_size
 from specshim.detect.plugin import plugin_allowed
@@ -23,8 +24,16 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
         return  # its needs are its own; only vLLM's faults are ours to mend
     if draft.request.source == "launcher":
         _stock_arguments(draft, ids)
+    if draft.backend != FILE and draft.before(facts.CONNECTOR_DECLARES_HMA):
+        raise Refused(
+            f"The connector of the backend {draft.backend} needs vLLM 0.22 or newer, "
+            "whose stock connector it builds on; use the route tap "
+            "(--specshim-route tap)."
+        )
     _stock_can_start(draft)
-    if draft.before(facts.STOCK_SAVES_AT_FINISH):
+    if draft.backend == "mooncake":
+        pass  # reads whole block tables when a request ends, in every release
+    elif draft.before(facts.STOCK_SAVES_AT_FINISH):
         _chunked_prefill_off(draft)
         if not draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
             _stock_prefix_caching_off(draft)
@@ -55,11 +64,12 @@ def _stock_arguments(draft: Draft, ids: tuple[int, ...]) -> None:
         _speculative_config(draft, ids),
         "asks vLLM for the hidden states of these layers",
     )
-    if draft.request.backend == "file":
+    if draft.backend == FILE:
         kv = kv_transfer(draft, {"kv_connector": facts.STOCK_CONNECTOR})
     else:
         kv = _backend_kv_transfer(draft)
-    draft.set("kv_transfer_config", kv, "the stock connector saves them")
+    whose = "stock" if draft.backend == FILE else "hs_connectors'"
+    draft.set("kv_transfer_config", kv, f"the {whose} connector saves them")
 
 
 def _speculative_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:
@@ -78,13 +88,9 @@ def _speculative_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _backend_kv_transfer(draft: Draft) -> dict[str, Any]:
-    backend, built = draft.request.backend, draft.request.backend_config
+    backend, built = draft.backend, draft.request.backend_config
     user = as_mapping(draft.options.get("kv_transfer_config")) or {}
-    if built is None:
-        raise Refused(
-            f"The backend {backend} is built by hs_connectors, which is not installed "
-            "in this environment; install it next to vLLM."
-        )
+    assert built is not None  # check_backend has looked
     if user.get("kv_connector") is not None:
         raise Refused(
             f"--hidden-states-backend {backend} and the kv_connector in "

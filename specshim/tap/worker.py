@@ -100,7 +100,7 @@ class _Sample:
             except Exception as error:  # whatever it is, the sample has failed
                 self._failure = f"it could not be completed: {error}"
         if self._failure is not None:
-            self._writer.abort()
+            self._writer.abort(None if self._discarded else self._failure)
             log = logger.debug if self._discarded else logger.warning
             log("No hidden states for request %s: %s", self.request_id, self._failure)
         with self._lock:
@@ -166,7 +166,9 @@ class TapWorker:
         if earlier is not None:
             earlier.done.wait()  # a path that clients choose may be in use still
         try:
-            writer = self._sink.open(opened.path, announced=not self._settings.sync)
+            writer = self._sink.open(
+                opened.path, announced=not self._settings.sync, rows=opened.rows
+            )
         except OSError as error:
             logger.warning("No hidden states for request %s: %s", request_id, error)
             return
