@@ -12,6 +12,9 @@ from typing import Any
 MASTER_SECONDS = 10.0
 """How long a Mooncake master may take to start beside the server."""
 
+DEFAULT_MASTER = "127.0.0.1:50051"
+"""Of hs_connectors' MooncakeStoreConfig."""
+
 _IMPORT = "from mooncake.store import MooncakeDistributedStore"
 _PACKAGE = "mooncake-transfer-engine"
 
@@ -29,15 +32,9 @@ def backend_problem(
     if backend != "mooncake":
         return None
     config = settings.get("mooncake")
-    if not isinstance(config, Mapping):
-        return (
-            "The backend mooncake needs its settings as the object mooncake in "
-            "kv_connector_extra_config; start the server with "
-            "python -m specshim.launch_vllm MODEL --hidden-states-backend mooncake."
-        )
-    return _import_problem() or _master_problem(
-        str(config.get("master_server_address", "")), seconds
-    )
+    known = config if isinstance(config, Mapping) else {}
+    address = known.get("master_server_address", DEFAULT_MASTER)
+    return _import_problem() or _master_problem(str(address), seconds)
 
 
 def _import_problem() -> str | None:

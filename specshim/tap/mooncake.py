@@ -89,7 +89,7 @@ class MooncakePlaces:
     """Keys of the store; see :class:`specshim.tap.places.Places`."""
 
     def __init__(self, row: RowShape) -> None:
-        self._form = Form()
+        self.form = Form()
         self._row = row
 
     def choose(self, request_id: str, parameters: Mapping[str, Any]) -> str:
@@ -106,13 +106,11 @@ class MooncakePlaces:
         self, handle: str, rows: int | None, ids: int, *, with_output: bool
     ) -> dict[str, Any] | None:
         """The manifest, or the key alone before hs_connectors 0.9."""
-        if not self._form.manifests:
+        if not self.form.manifests:
             return {"handle": handle}
         if rows is None:
             return None
-        return self._form.manifest(
-            handle, self._row, rows, ids, with_output=with_output
-        )
+        return self.form.manifest(handle, self._row, rows, ids, with_output=with_output)
 
 
 class Room:
@@ -123,10 +121,16 @@ class Room:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max = max_bytes
+        self.max_bytes = max_bytes
         self._used = 0
         self._leaving = 0
         self._changed = threading.Condition()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes reserved now."""
+        with self._changed:
+            return self._used
 
     def take(self, size: int) -> None:
         """Reserve ``size`` bytes.
@@ -136,11 +140,11 @@ class Room:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._used + size <= self._max or not self._leaving
+                lambda: self._used + size <= self.max_bytes or not self._leaving
             )
-            if self._used + size > self._max:
+            if self._used + size > self.max_bytes:
                 raise MemoryError(
-                    f"the samples under way need more than {self._max} bytes of "
+                    f"the samples under way need more than {self.max_bytes} bytes of "
                     "memory; raise max_buffer_bytes in kv_connector_extra_config or "
                     "lower --max-num-seqs"
                 )

@@ -37,7 +37,3 @@ def test_a_master_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     cluster = settings("etcd://10.0.0.1:2379")  # Mooncake's to resolve
     assert backend_problem("mooncake", cluster) is None
-
-
-def test_settings_are_needed() -> None:
-    assert "needs its settings" in str(backend_problem("mooncake", {}))
