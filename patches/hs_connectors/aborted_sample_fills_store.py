@@ -54,4 +54,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core",),
+    remove_when="hs_connectors>0.9.0",
 )

@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ MAX_BUFFER_BYTES = 4 << 30
 """Default bound of the host memory in which samples are put together."""
 
 _KEY_LIMIT = 100
+_RETRY_AFTER = (0.1, 0.5, 2.0)  # a full store makes room for a small object
 
 
 @dataclass(frozen=True)
@@ -263,10 +265,18 @@ class MooncakeWriter:
         self._free()
         if reason is None:
             return
-        try:
-            self._sink.store.put_error(self._address(0, 0), reason)
-        except Exception as error:  # its client will wait in vain
-            logger.warning("Mooncake was not told that %s failed: %s", self._key, error)
+        address, store = self._address(0, 0), self._sink.store
+        for seconds in (*_RETRY_AFTER, None):
+            try:
+                store.put_error(address, reason)
+                return
+            except Exception as error:
+                if seconds is None:  # its client will wait in vain
+                    logger.warning(
+                        "Mooncake was not told that %s failed: %s", self._key, error
+                    )
+                    return
+            time.sleep(seconds)
 
     def discard(self) -> None:
         """Remove the stored sample."""

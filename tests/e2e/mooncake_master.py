@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +40,20 @@ def master(python: str, folder: Path) -> Iterator[str]:
             process.wait(20)
 
 
+def run_beside(python: str, script: str, job: dict[str, Any]) -> None:
+    """Run a script of this folder with ``job`` on its standard input."""
+    done = subprocess.run(
+        [python, str(Path(__file__).with_name(script))],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment(**LOCAL),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def read_all(
     python: str, address: str, answers: Sequence[dict[str, Any]], folder: Path
 ) -> list[Any]:
@@ -52,15 +65,6 @@ def read_all(
 
     out = folder / "samples.pt"
     job = {"master": address, "answers": list(answers), "out": str(out)}
-    done = subprocess.run(
-        [python, str(Path(__file__).with_name("read_mooncake.py"))],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-        env={**environment(), **LOCAL, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_beside(python, "read_mooncake.py", job)
     samples: list[Any] = torch.load(out)
     return samples

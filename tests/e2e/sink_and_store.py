@@ -34,12 +34,12 @@ def main() -> None:
         answer = places.tell(handle, rows, rows, with_output=False)
         return answer if places.form.manifests else answer["handle"]
 
-    def read(handle: str, rows: int) -> Any:
-        return reader.get_sample(told(handle, rows), timeout=2)
+    def read(handle: str, rows: int, seconds: float = 60) -> Any:
+        return reader.get_sample(told(handle, rows), timeout=seconds)
 
-    def failure(handle: str, rows: int) -> str:
+    def failure(handle: str, rows: int, seconds: float = 60) -> str:
         try:
-            read(handle, rows)
+            read(handle, rows, seconds)
         except (RuntimeError, TimeoutError) as error:
             return str(error)
         raise AssertionError(f"{handle} was read")
@@ -70,7 +70,7 @@ def main() -> None:
         assert torch.equal(loaded["hidden_states"], states[:10])
         assert loaded["token_ids"].tolist() == list(range(10))
         writer.discard()
-        assert "Timed out" in failure(handle, 10)
+        assert "Timed out" in failure(handle, 10, seconds=0.3)
     # A client that waits is told what went wrong; of an aborted request nobody is.
     handle, writer = begin("b", 11)
     write(writer, states)
@@ -79,7 +79,7 @@ def main() -> None:
     handle, writer = begin("c", 11)
     write(writer, states)
     writer.abort(None)
-    assert "Timed out" in failure(handle, 11)
+    assert "Timed out" in failure(handle, 11, seconds=0.3)
     # Rows that are not finite never leave, as from hs_connectors' own connector.
     bad = states.clone()
     bad[9, 1, 2] = float("nan")
@@ -105,7 +105,8 @@ def main() -> None:
         writer.abort(f"it could not be completed: {error}")
     else:
         raise AssertionError("40 MiB went into 32")
-    assert "could not be completed" in failure(handle, len(huge))
+    said = failure(handle, len(huge))
+    assert "could not be completed" in said, said
     assert sink.room.bytes == 0
     print("done")
 

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("torch")
 from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
-from mooncake_master import LOCAL, master, read_all
+from mooncake_master import LOCAL, master, read_all, run_beside
 from serving import Server, python_of, serve
 
 ENVIRONMENT = "hs_connectors-0.9.0"  # beside vLLM 0.32.0
+FORMS = ("hs_connectors-0.8.1", ENVIRONMENT)  # before and since the manifest
 SIZES = ("--mooncake-global-segment-gib", "0.25", "--mooncake-local-buffer-gib", "0.25")
 
 
@@ -141,3 +142,10 @@ def test_a_path_makes_no_sense_to_mooncake(mooncake):
     )
     assert "samples go to Mooncake" in answer["hidden_states_error"]
     assert "handle" not in answer
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_sink_on_a_real_store(name, tmp_path):
+    python = python_of(name)
+    with master(python, tmp_path) as address:
+        run_beside(python, "sink_and_store.py", {"master": address})
