@@ -179,6 +179,8 @@ class MooncakeSink:
         TapRefused: hs_connectors or Mooncake is not usable here.
     """
 
+    slow = True
+
     def __init__(
         self,
         row: RowShape,

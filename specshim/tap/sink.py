@@ -45,7 +45,12 @@ class SampleWriter(Protocol):
 
 
 class Sink(Protocol):
-    """Opens samples; what the handle means is the sink's own affair."""
+    """Opens samples; what the handle means is the sink's own affair.
+
+    ``slow``: ends of samples may take long, so the forward's thread must not wait.
+    """
+
+    slow: bool
 
     def open(
         self, handle: str, *, announced: bool, rows: int | None = None
@@ -80,6 +85,8 @@ class FileSink:
             connector has done since 0.22; the clients of speculators 0.6 to 0.9 wait
             on it.
     """
+
+    slow = False
 
     def __init__(
         self,
