@@ -31,9 +31,21 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
             "(--specshim-route tap)."
         )
     _stock_can_start(draft)
-    if draft.backend == "mooncake":
-        pass  # reads whole block tables when a request ends, in every release
-    elif draft.before(facts.STOCK_SAVES_AT_FINISH):
+    if draft.backend != "mooncake":  # whose copy reads whole block tables at the end
+        _stock_saves_right(draft)
+    if draft.environment.platform == "cpu":
+        draft.warnings.append(
+            "Stock extraction has failed on the CPU in every release that was tried; "
+            "use the route tap."
+        )
+    if as_size(draft.options.get("pipeline_parallel_size")) > 1:
+        draft.warnings.append(
+            "Stock extraction is not known to start with pipeline parallelism."
+        )
+
+
+def _stock_saves_right(draft: Draft) -> None:
+    if draft.before(facts.STOCK_SAVES_AT_FINISH):
         _chunked_prefill_off(draft)
         if not draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
             _stock_prefix_caching_off(draft)
@@ -43,15 +55,6 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
         draft.warnings.append(
             "The stock connector of vLLM 0.24 saves all-zero states for "
             f"{draft.model.summary} models (fixed in 0.25); use the route tap."
-        )
-    if draft.environment.platform == "cpu":
-        draft.warnings.append(
-            "Stock extraction has failed on the CPU in every release that was tried; "
-            "use the route tap."
-        )
-    if as_size(draft.options.get("pipeline_parallel_size")) > 1:
-        draft.warnings.append(
-            "Stock extraction is not known to start with pipeline parallelism."
         )
 
 
