@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,10 +36,24 @@ def master(python: str, folder: Path) -> Iterator[str]:
     with open(folder / "master.log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
+            wait_for(port, 60)
             yield f"127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(20)
+
+
+def wait_for(port: int, seconds: float) -> None:
+    """Return once something listens on a port of this machine."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 def run_beside(python: str, script: str, job: dict[str, Any]) -> None:
