@@ -144,8 +144,9 @@ def test_a_path_makes_no_sense_to_mooncake(mooncake):
     assert "handle" not in answer
 
 
+@pytest.mark.parametrize("script", ["sink_and_store.py", "worker_and_store.py"])
 @pytest.mark.parametrize("name", FORMS)
-def test_the_sink_on_a_real_store(name, tmp_path):
+def test_on_a_real_store(name, script, tmp_path):
     python = python_of(name)
     with master(python, tmp_path) as address:
-        run_beside(python, "sink_and_store.py", {"master": address})
+        run_beside(python, script, {"master": address})
