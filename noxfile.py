@@ -103,13 +103,14 @@ def requirements() -> dict[str, dict[str, Any]]:
     for package, entries in compat.items():
         for entry in entries:
             distribution = entry.get("distribution", package)
+            on = below(package, entry["on"]) if "on" in entry else entry.get("beside")
             found[f"{package}-{entry['version']}"] = {
                 "python": entry["python"],
                 "install": [
                     f"{distribution}=={entry['version']}", *entry.get("pins", [])
                 ],
                 "overrides": entry.get("overrides", []),
-                "on": below(package, entry["on"]) if "on" in entry else None,
+                "on": on,
             }  # fmt: skip
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._backends import FILE
 from specshim._draft import Draft, check_backend, kv_transfer
 from specshim._plan_types import Refused, as_mapping, as_size
 from specshim.detect.plugin import plugin_allowed
@@ -23,20 +24,16 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
         return  # its needs are its own; only vLLM's faults are ours to mend
     if draft.request.source == "launcher":
         _stock_arguments(draft, ids)
-    _stock_can_start(draft)
-    if draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
-        if not _mended(draft, "chunk-tail-stale"):
-            _chunked_prefill_off(draft)
-    elif draft.before(facts.STOCK_SAVES_AT_FINISH):
-        _chunked_prefill_off(draft)
-        _stock_prefix_caching_off(draft)
-    elif draft.stateful and facts.release(draft.environment.vllm or "") == (
-        facts.STOCK_HYBRID_ZEROS
-    ):
-        draft.warnings.append(
-            "The stock connector of vLLM 0.24 saves all-zero states for "
-            f"{draft.model.summary} models (fixed in 0.25); use the route tap."
+    if draft.backend != FILE and draft.before(facts.CONNECTOR_DECLARES_HMA):
+        raise Refused(
+            f"The connector of the backend {draft.backend} needs vLLM 0.22 or newer, "
+            "whose stock connector it builds on; use the route tap "
+            "(--specshim-route tap)."
         )
+    _stock_can_start(draft)
+    if draft.backend != "mooncake":  # whose copy reads whole block tables at the end
+        _stock_saves_right(draft)
+    _align_needs_chunked_prefill(draft)
     if draft.environment.platform == "cpu" and not _mended_for_the_cpu(draft):
         draft.warnings.append(
             "Stock extraction fails on the CPU where specshim's patches for it do not "
@@ -46,6 +43,42 @@ def cache_route(draft: Draft, ids: tuple[int, ...]) -> None:
         draft.warnings.append(
             "Stock extraction is not known to start with pipeline parallelism."
         )
+
+
+def _stock_saves_right(draft: Draft) -> None:
+    if draft.before(facts.STOCK_REFUSES_CHUNKED_PREFILL):
+        if not _mended(draft, "chunk-tail-stale"):
+            _chunked_prefill_off(draft)
+    elif draft.before(facts.STOCK_SAVES_AT_FINISH):
+        _chunked_prefill_off(draft)
+        _stock_prefix_caching_off(draft)
+    elif (
+        draft.stateful
+        and facts.release(draft.environment.vllm or "") == facts.STOCK_HYBRID_ZEROS
+        and not _mended(draft, "hybrid-zero-states")
+    ):
+        draft.warnings.append(
+            "The stock connector of vLLM 0.24 saves all-zero states for "
+            f"{draft.model.summary} models (fixed in 0.25); use the route tap."
+        )
+
+
+def _align_needs_chunked_prefill(draft: Draft) -> None:
+    """Prefix caching of layer states caches them at the ends of chunks.
+
+    The scripts of speculators 0.6 and 0.7 always switch chunked prefill off, and newer
+    releases of vLLM switch prefix caching on by themselves (speculators#564, #976).
+    """
+    option = "enable_chunked_prefill"
+    off = not draft.unset(option) and not draft.on(option)
+    if not (off and draft.stateful and draft.unset("enable_prefix_caching")):
+        return
+    draft.set(
+        "enable_prefix_caching",
+        False,
+        f"prefix caching on a {draft.model.summary} model needs chunked prefill, which "
+        "is switched off",
+    )
 
 
 def _mended_for_the_cpu(draft: Draft) -> bool:
@@ -68,11 +101,12 @@ def _stock_arguments(draft: Draft, ids: tuple[int, ...]) -> None:
         _speculative_config(draft, ids),
         "asks vLLM for the hidden states of these layers",
     )
-    if draft.request.backend == "file":
+    if draft.backend == FILE:
         kv = kv_transfer(draft, {"kv_connector": facts.STOCK_CONNECTOR})
     else:
         kv = _backend_kv_transfer(draft)
-    draft.set("kv_transfer_config", kv, "the stock connector saves them")
+    whose = "stock" if draft.backend == FILE else "hs_connectors'"
+    draft.set("kv_transfer_config", kv, f"the {whose} connector saves them")
 
 
 def _speculative_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:
@@ -91,13 +125,9 @@ def _speculative_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _backend_kv_transfer(draft: Draft) -> dict[str, Any]:
-    backend, built = draft.request.backend, draft.request.backend_config
+    backend, built = draft.backend, draft.request.backend_config
     user = as_mapping(draft.options.get("kv_transfer_config")) or {}
-    if built is None:
-        raise Refused(
-            f"The backend {backend} is built by hs_connectors, which is not installed "
-            "in this environment; install it next to vLLM."
-        )
+    assert built is not None  # check_backend has looked
     if user.get("kv_connector") is not None:
         raise Refused(
             f"--hidden-states-backend {backend} and the kv_connector in "

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._backends import BACKEND_KEY, BACKENDS, FILE, HS_BACKENDS, lacking
 from specshim._plan_types import (
     REMOVE,
     Change,
     Refused,
     Request,
     as_mapping,
+    as_size,
     as_true,
 )
 from specshim.detect import Environment, ModelFacts
@@ -26,6 +28,7 @@ class Draft:
     model: ModelFacts
     request: Request
     foreign: str | None = None  # the user's own connector
+    backend: str = FILE
     changes: list[Change] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -63,10 +66,28 @@ class Draft:
 
 
 def check_backend(draft: Draft) -> None:
-    if draft.request.backend not in facts.BACKENDS:
+    """Refuse a backend that is unknown or not installed, or that cannot work here."""
+    name = draft.backend
+    if name not in BACKENDS:
         raise Refused(
-            f"The backend {draft.request.backend!r} is unknown; "
-            f"--hidden-states-backend takes {', '.join(facts.BACKENDS)}."
+            f"The backend {name!r} is unknown; "
+            f"--hidden-states-backend takes {', '.join(BACKENDS)}."
+        )
+    if name not in HS_BACKENDS:
+        return
+    problem = lacking(name, draft.environment.hs_connectors)
+    if problem is not None:
+        raise Refused(problem)
+    if draft.request.source == "launcher" and draft.request.backend_config is None:
+        raise Refused(
+            f"The hs_connectors that is installed registers no backend {name}; "
+            "install hs_connectors anew."
+        )
+    if as_size(draft.options.get("pipeline_parallel_size")) > 1:
+        raise Refused(
+            f"The backend {name} cannot be used with pipeline parallelism, because a "
+            "sample of it holds all layers at once and each stage has only its own; "
+            "leave out --pipeline-parallel-size or use the backend file."
         )
 
 
@@ -88,8 +109,12 @@ def kv_transfer(draft: Draft, connector: dict[str, Any]) -> dict[str, Any]:
             "kv_role kv_consumer contradicts the extraction, which produces; "
             "leave kv_role out."
         )
+    built = as_mapping(request.backend_config) or {}
+    theirs = as_mapping(built.get("kv_connector_extra_config")) or {}
     path = extra.get("shared_storage_path")
-    if request.storage_path is not None:
+    if draft.backend == "mooncake":
+        path = None
+    elif request.storage_path is not None:
         if path is not None and path != request.storage_path:
             raise Refused(
                 f"--hidden-states-path says {request.storage_path} and "
@@ -103,6 +128,11 @@ def kv_transfer(draft: Draft, connector: dict[str, Any]) -> dict[str, Any]:
     merged = {
         **connector,
         "kv_role": role,
-        "kv_connector_extra_config": {**extra, "shared_storage_path": path},
+        "kv_connector_extra_config": {
+            **theirs,
+            **extra,
+            **({} if path is None else {"shared_storage_path": path}),
+            **({} if draft.backend == FILE else {BACKEND_KEY: draft.backend}),
+        },
     }
     return {**merged, **{key: user[key] for key in user if key not in merged}}

@@ -134,11 +134,16 @@ def describe_change(option: str, value: Any) -> str:
 
 def storage_path(launch: Launch) -> str | None:
     """The folder that the command's connector will write to."""
+    path = connector_settings(launch).get("shared_storage_path")
+    return path if isinstance(path, str) else None
+
+
+def connector_settings(launch: Launch) -> Mapping[str, Any]:
+    """The kv_connector_extra_config of the command's connector."""
     for change in launch.plan.changes:
         if change.option == "kv_transfer_config" and change.value is not REMOVE:
-            path = change.value["kv_connector_extra_config"].get("shared_storage_path")
-            return path if isinstance(path, str) else None
-    return None
+            return as_mapping(change.value["kv_connector_extra_config"]) or {}
+    return {}
 
 
 def storage_option(reading: Reading) -> str:

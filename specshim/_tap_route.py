@@ -59,11 +59,6 @@ longer ones in older configs."""
 
 def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
     """The stock route's options replaced by specshim's connector and layer taps."""
-    if draft.request.backend in facts.HS_CONNECTORS_BACKENDS:
-        raise Refused(
-            f"The backend {draft.request.backend} is not on the tap route yet; use "
-            "--specshim-route cache."
-        )
     check_backend(draft)
     variables = draft.environment.variables
     if not plugin_allowed(variables):
@@ -76,6 +71,7 @@ def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
             raise Refused(
                 f"The tap route cannot record layers under {what} yet; leave it out."
             )
+    where = "Mooncake" if draft.backend == "mooncake" else "the storage path"
     draft.set(
         "kv_transfer_config",
         kv_transfer(
@@ -85,8 +81,7 @@ def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
                 "kv_connector_module_path": facts.TAP_MODULE,
             },
         ),
-        "specshim's connector writes the recorded rows to the storage path, past the "
-        "KV cache",
+        f"specshim's connector writes the recorded rows to {where}, past the KV cache",
     )
     draft.set(
         "additional_config",

@@ -68,9 +68,6 @@ sliding-window and chunked layers are then merely stored as full attention."""
 HYBRID_MANAGER_PLATFORMS = frozenset({"cpu", "cuda", "rocm", "xpu", "unknown"})
 """Platforms whose support_hybrid_kv_cache() is true; "unknown" is not held back."""
 
-HS_CONNECTORS_BACKENDS = ("fp8", "mooncake")
-BACKENDS = ("file", *HS_CONNECTORS_BACKENDS)
-
 
 def release(version: str) -> Release | None:
     """Major and minor number of a vLLM version; None where it says none.

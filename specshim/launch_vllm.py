@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from specshim import _vllm_facts as facts
+from specshim._backends import BACKENDS, HS_BACKENDS
 from specshim._guard import guarded
 from specshim._launch import (
     Launch,
     build_launch,
+    connector_settings,
     describe,
     read_arguments,
     storage_option,
     storage_path,
 )
 from specshim._storage import storage_problem
+from specshim._transport import backend_problem
 from specshim.detect import ModelNotFound, detect_environment
 from specshim.detect.hub import model_of_options
 from specshim.detect.plugin import plugin_visible
@@ -41,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hidden-states-backend",
         default="file",
         metavar="BACKEND",
-        help=f"how they travel: {', '.join(facts.BACKENDS)} (default: file)",
+        help=f"how they travel: {', '.join(BACKENDS)} (default: file)",
     )
     parser.add_argument(
         "--target-layer-ids",
@@ -93,27 +96,55 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     before, after = split_arguments(argv)
     args, unknown = parser.parse_known_args(before)
-    if args.hidden_states_backend in facts.HS_CONNECTORS_BACKENDS:
-        backend = _registered_backend(args.hidden_states_backend)
-        if backend is not None:
-            backend.add_launch_args(parser)
-            parser.set_defaults(hidden_states_path=facts.LAUNCHER_STORAGE)
-            args, unknown = parser.parse_known_args(before)
-            if args.specshim_route != "tap":
-                args.backend_config = backend.build_kv_transfer_config(args)
+    backend = _registered_backend(args.hidden_states_backend)
+    if backend is not None:
+        backend.add_launch_args(parser)
+        args, unknown = parser.parse_known_args(before)
+        try:
+            args.backend_config = _built_config(backend, args)
+        except OSError as error:
+            parser.error(
+                f"the backend {args.hidden_states_backend} cannot find this host's "
+                f"address ({error}); set MOONCAKE_LOCAL_HOSTNAME"
+            )
     for flag in unknown:
         if flag.startswith("--specshim"):
             parser.error(f"unrecognized argument: {flag}")
     return args, unknown + after
 
 
+def backend_config(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The kv_transfer_config of ``args``' backend, its own flags left at defaults.
+
+    None for the backend file, and where hs_connectors has no such backend.
+    """
+    backend = _registered_backend(args.hidden_states_backend)
+    if backend is None:
+        return None
+    parser = argparse.ArgumentParser(add_help=False)
+    backend.add_launch_args(parser)
+    defaults = parser.parse_args([])
+    return _built_config(
+        backend, argparse.Namespace(**{**vars(defaults), **vars(args)})
+    )
+
+
 def _registered_backend(name: str) -> Any:
-    """The backend as hs_connectors registers it; None where that is not installed."""
+    """The backend as hs_connectors registers it; None where it does not."""
+    if name not in HS_BACKENDS:
+        return None
     try:
         from hs_connectors import HiddenStatesBackend
     except ImportError:
         return None
     return dict(HiddenStatesBackend.registry).get(name)
+
+
+def _built_config(backend: Any, args: argparse.Namespace) -> dict[str, Any]:
+    path = args.hidden_states_path or facts.LAUNCHER_STORAGE
+    known = argparse.Namespace(**{**vars(args), "hidden_states_path": path})
+    built: dict[str, Any] = backend.build_kv_transfer_config(known)
+    return built
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,6 +173,8 @@ def _run(argv: Sequence[str]) -> int:
     if path and problem is None:
         option = storage_option(reading)
         problem = storage_problem(path, create=not args.dry_run, option=option)
+    settings = connector_settings(launch)
+    problem = problem or backend_problem(args.hidden_states_backend, settings)
     if problem and not args.dry_run:
         return _fail(problem)
     if problem:

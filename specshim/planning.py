@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._backends import BACKEND_KEY, FILE, backend_of
 from specshim._cache_route import cache_route
 from specshim._draft import Draft
 from specshim._plan_types import (
@@ -31,7 +32,8 @@ class _Extraction:
 
     layer_ids: Any
     is_tap: bool  # the options already name the tap connector
-    foreign: str | None = None  # or a connector that is neither ours nor vLLM's own
+    foreign: str | None = None  # or a connector that is nobody's we know
+    backend: str = FILE  # one of hs_connectors' for its connectors
 
 
 def plan(environment: Environment, model: ModelFacts, request: Request) -> LaunchPlan:
@@ -56,7 +58,7 @@ def plan(environment: Environment, model: ModelFacts, request: Request) -> Launc
                 "specshim does not extract; choose a decoder-only model."
             )
         route, reason = _route(environment, extraction, draft)
-        draft.foreign = extraction.foreign
+        draft.foreign, draft.backend = extraction.foreign, extraction.backend
         unsaid = extraction.foreign is not None and extraction.layer_ids is None
         ids = () if unsaid else _layer_ids(model, request, extraction)
         (tap_route if route == "tap" else cache_route)(draft, ids)
@@ -122,8 +124,17 @@ def _extraction(request: Request) -> _Extraction | str:
     is_tap = connector == facts.TAP_CONNECTOR and module in (None, facts.TAP_MODULE)
     is_stock = connector == facts.STOCK_CONNECTOR and module is None
     foreign_method = method not in (None, facts.EXTRACT)
+    backend = backend_of(connector, module)
+    said = (as_mapping(kv.get("kv_connector_extra_config")) or {}).get(BACKEND_KEY)
 
     if request.source == "launcher":
+        if said not in (None, request.backend):
+            raise Refused(
+                f"{BACKEND_KEY} in --kv-transfer-config says {said} and "
+                f"--hidden-states-backend says {request.backend}; give the backend "
+                "once, with --hidden-states-backend."
+            )
+        backend = request.backend
         if connector is not None and not (is_tap or is_stock):
             raise Refused(
                 f"The launcher extracts hidden states, but --kv-transfer-config names "
@@ -137,11 +148,15 @@ def _extraction(request: Request) -> _Extraction | str:
             if method == facts.EXTRACT
             else "no hidden states are asked for"
         )
-    elif not (is_tap or is_stock):
+    elif is_tap:
+        backend = said
+    elif not is_stock:
         if method != facts.EXTRACT:
             return f"the connector {connector} is left alone"
+        if backend is not None:
+            return _Extraction(spec_ids, is_tap=False, backend=backend)
         return _Extraction(spec_ids, is_tap=False, foreign=str(connector))
-    elif is_stock and method != facts.EXTRACT:
+    elif method != facts.EXTRACT:
         return f"{connector} without the method {facts.EXTRACT}: left to vLLM"
 
     if foreign_method:
@@ -158,7 +173,7 @@ def _extraction(request: Request) -> _Extraction | str:
                 f"the layers {ids}; give them once."
             )
         ids = tapped if tapped is not None else ids
-    return _Extraction(ids, is_tap)
+    return _Extraction(ids, is_tap, backend=str(backend or FILE))
 
 
 def _speculative(request: Request) -> tuple[Any, Any]:

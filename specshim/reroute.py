@@ -40,6 +40,9 @@ def create_engine_config(
         raise ValueError(f"specshim: {decided.refusal}")
     if decided.route == "none":
         return wrapped(*args, **kwargs)
+    problem = transport_problem(instance, decided)
+    if problem is not None:
+        raise ValueError(f"specshim: {problem}")
     _serving.announce(decided.route)
     process_report.sweep()
     process_report.publish()
@@ -74,6 +77,25 @@ def decide(engine_args: Any) -> LaunchPlan:
     except ModelNotFound as error:
         return plan_unread(environment, request, str(error))
     return plan(environment, model, request)
+
+
+def transport_problem(engine_args: Any, decided: LaunchPlan) -> str | None:
+    """Why samples could not leave; asked where nobody has asked yet, once a server."""
+    from specshim._backends import BACKEND_KEY, FILE, backend_of
+    from specshim._plan_types import as_mapping
+    from specshim._transport import backend_problem
+    from specshim.engine_args import given_options, with_changes
+
+    if not _speaks_for_the_server(engine_args):
+        return None
+    if decided.route == "tap" and not decided.changes:
+        return None  # by the launcher, which has asked
+    options = given_options(with_changes(engine_args, decided.changes))
+    kv = as_mapping(options.get("kv_transfer_config")) or {}
+    extra = as_mapping(kv.get("kv_connector_extra_config")) or {}
+    connectors = kv.get("kv_connector"), kv.get("kv_connector_module_path")
+    backend = extra.get(BACKEND_KEY) or backend_of(*connectors) or FILE
+    return backend_problem(str(backend), extra)
 
 
 def _speaks_for_the_server(engine_args: Any) -> bool:

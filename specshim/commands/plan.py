@@ -22,7 +22,7 @@ from specshim.detect import (
 )
 from specshim.detect.hub import model_of_options
 from specshim.launch_vllm import add_arguments as add_launch_arguments
-from specshim.launch_vllm import split_arguments
+from specshim.launch_vllm import backend_config, split_arguments
 from specshim.patching.gate import NEWEST_KNOWN
 from specshim.planning import REMOVE
 
@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     except ModelNotFound as error:
         print(f"specshim: error: {error}", file=sys.stderr)
         return 2
+    args.backend_config = backend_config(args)
     launch = build_launch(environment, model, args, reading)
     notes = (*launch.notes, *release_notes(environment, named=args.vllm is not None))
     refusal = launch.refusal

@@ -18,13 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.sampling_params import RequestOutputKind
 
 from specshim import _vllm_facts as facts
+from specshim._backends import BACKEND_KEY, BACKENDS, FILE
 from specshim._sample_files import sample_labels
 from specshim._storage import storage_problem
 from specshim.patching import LEDGER
 from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
+from specshim.tap.places import FilePlaces, Places
 from specshim.tap.samples import Samples, StepSamples
-from specshim.tap.sink import FileSink, supports_locks
+from specshim.tap.sink import FileSink, Sink, supports_locks
 from specshim.tap.worker import TapWorker, WorkerSettings
 
 if TYPE_CHECKING:
@@ -81,11 +83,28 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._sync = bool(self._extra.get("sync", False))
         self._worker: TapWorker | None = None
         self._samples: Samples | None = None
+        self._backend = str(self._extra.get(BACKEND_KEY) or FILE)
+        if self._backend not in BACKENDS:
+            raise TapRefused(
+                f"{BACKEND_KEY} in kv_connector_extra_config is {self._backend!r}; it "
+                f"takes {', '.join(BACKENDS)}"
+            )
+        places = self._places(role)
+        if role == KVConnectorRole.SCHEDULER:
+            self._samples = Samples(places, self._sync)
+
+    def _places(self, role: KVConnectorRole) -> Places:
+        if self._backend == "mooncake":
+            from specshim.tap.mooncake import MooncakePlaces, RowShape
+
+            model = self._config.model_config
+            return MooncakePlaces(
+                RowShape(len(self._layer_ids), model.get_hidden_size(), model.dtype)
+            )
         storage = str(self._extra.get("shared_storage_path", facts.STOCK_STORAGE))
         self._check_storage(storage, role)
-        if role == KVConnectorRole.SCHEDULER:
-            custom = bool(self._extra.get("allow_custom_save_path", False))
-            self._samples = Samples(storage, custom, self._sync)
+        custom = bool(self._extra.get("allow_custom_save_path", False))
+        return FilePlaces(storage, custom)
 
     def _check_storage(self, storage: str, role: KVConnectorRole) -> None:
         problem = storage_problem(storage, create=True)
@@ -121,7 +140,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if get_tensor_model_parallel_rank() != 0:
             return  # rank 0 holds the same rows and writes them
         settings = WorkerSettings(
-            threads=int(self._extra.get("num_writer_threads", WorkerSettings.threads)),
+            threads=self._writer_threads(),
             max_backlog_bytes=int(
                 self._extra.get("max_backlog_bytes", WorkerSettings.max_backlog_bytes)
             ),
@@ -135,8 +154,31 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         _raise_file_limit(self._config.scheduler_config.max_num_seqs)
         self._worker = TapWorker(taps, self._sink(taps), settings)
 
-    def _sink(self, taps: Any) -> FileSink:
-        return FileSink(
+    def _writer_threads(self) -> int:
+        default: Any = WorkerSettings.threads
+        if self._backend == "mooncake":
+            default = self._mooncake_settings().get("num_writer_threads", 4)
+        return int(self._extra.get("num_writer_threads", default))
+
+    def _mooncake_settings(self) -> Mapping[str, Any]:
+        settings = self._extra.get("mooncake")
+        return settings if isinstance(settings, Mapping) else {}
+
+    def _sink(self, taps: Any) -> Sink:
+        if self._backend == "mooncake":
+            from specshim.tap.mooncake import MAX_BUFFER_BYTES, MooncakeSink, RowShape
+
+            return MooncakeSink(
+                RowShape(taps.rows.shape[1], taps.rows.shape[2], taps.rows.dtype),
+                self._mooncake_settings(),
+                int(self._extra.get("max_buffer_bytes", MAX_BUFFER_BYTES)),
+            )
+        kind = FileSink
+        if self._backend == "fp8":
+            from specshim.tap.fp8 import FP8Sink
+
+            kind = FP8Sink
+        return kind(
             slots=taps.rows.shape[1],
             hidden=taps.rows.shape[2],
             dtype=str(taps.rows.dtype).removeprefix("torch."),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specshim.tap.places import Places
+
 logger = logging.getLogger("vllm.specshim")
 
-_NAME_LIMIT = 200  # file names end at 255 bytes; suffixes need room
 _REMEMBERED = 4096  # first choices whose siblings may still come
 
 
@@ -25,7 +24,7 @@ class Opened:
     are wanted too and the number is known at the end only.
     """
 
-    path: str
+    path: str  # the handle for the sink
     rows: int | None
     token_ids: tuple[int, ...]
 
@@ -54,36 +53,6 @@ class StepSamples:
     scheduled: dict[str, Scheduled] = field(default_factory=dict)
     closed: dict[str, Closed] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
-
-
-def file_name(request_id: str) -> str:
-    """A file name for a request id, which may come from a client's header.
-
-    Anything but letters, digits, ``-``, ``_`` and inner dots is replaced, and a hash of
-    the id is added where something was replaced or cut, so that ids stay distinct.
-    """
-    clean = re.sub(r"[^A-Za-z0-9._-]", "_", request_id).lstrip(".")[:_NAME_LIMIT]
-    if clean != request_id or not clean:
-        digest = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()
-        clean = f"{clean}-{digest[:16]}".lstrip("-")
-    return f"{clean}.safetensors"
-
-
-def custom_path(storage: str, asked: object) -> str:
-    """The real path of a client's ``hidden_states_path``; it must lie in ``storage``.
-
-    Raises:
-        ValueError: it does not; the message is for the client.
-    """
-    root = os.path.realpath(storage)
-    if not isinstance(asked, str) or "\0" in asked or not asked:
-        raise ValueError("hidden_states_path must be a file path")
-    path = os.path.realpath(os.path.join(root, asked))
-    if os.path.commonpath([root, path]) != root or path == root:
-        raise ValueError(f"hidden_states_path must lie below the storage path {root}")
-    if os.path.isdir(path):
-        raise ValueError("hidden_states_path is a folder")
-    return path
 
 
 # One HTTP completion request with several prompts becomes cmpl-X-0, cmpl-X-1, ... (with
@@ -139,13 +108,12 @@ class _Sample:
 class Samples:
     """Bookkeeping of the scheduler process; pure Python, one instance per engine."""
 
-    def __init__(self, storage: str, allow_custom_path: bool, sync: bool) -> None:
-        self._storage = storage
-        self._allow_custom_path = allow_custom_path
+    def __init__(self, places: Places, sync: bool) -> None:
+        self._places = places
         self._sync = sync
         self._samples: dict[str, _Sample] = {}
         self._siblings = Siblings()
-        self._told: OrderedDict[str, str] = OrderedDict()  # first id -> its path
+        self._told: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
         self._shared: dict[str, str] = {}  # sibling id -> first id
         self._step = StepSamples()
 
@@ -175,8 +143,7 @@ class Samples:
             self._shared[request_id] = first
             return
         with_output = bool(parameters.get("include_output_tokens", False))
-        path = os.path.join(self._storage, file_name(request_id))
-        sample = _Sample(path, prompt_rows, with_output, token_ids is not None)
+        sample = _Sample("", prompt_rows, with_output, token_ids is not None)
         asked = parameters.get("hidden_states_path")
         if with_output and self._sync:
             sample.failure = (
@@ -185,15 +152,9 @@ class Samples:
             )
         elif streamed and asked is None and request_id.startswith(_OF_THE_SERVER):
             sample.failure = "streamed responses cannot tell where the file is"
-        elif asked is not None and not self._allow_custom_path:
-            sample.failure = (
-                "the request names a hidden_states_path, which the server does not "
-                "allow; leave it out, or set allow_custom_save_path in "
-                "kv_connector_extra_config"
-            )
-        elif asked is not None:
+        else:
             try:
-                sample.path = custom_path(self._storage, asked)
+                sample.path = self._places.choose(request_id, parameters)
             except ValueError as error:
                 sample.failure = str(error)
         others = self._samples.values()
@@ -244,8 +205,7 @@ class Samples:
         first = self._shared.pop(request_id, None)
         if first is not None:
             running = self._samples.get(first)
-            path = running.path if running else self._told.get(first)
-            return None if path is None else {"hidden_states_path": path}
+            return self._tell(running) if running else self._told.get(first)
         sample = self._samples.pop(request_id, None)
         if sample is None:  # aborted before it was ever scheduled
             return None
@@ -262,10 +222,17 @@ class Samples:
             return {"hidden_states_error": sample.failure}
         token_ids = tuple(all_token_ids[:rows]) if sample.has_ids else ()
         self._step.closed[request_id] = Closed(rows, token_ids)
-        self._told[request_id] = sample.path
+        told = self._tell(sample, rows)
+        self._told[request_id] = told
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
-        return {"hidden_states_path": sample.path}
+        return told
+
+    def _tell(self, sample: _Sample, rows: int | None = None) -> dict[str, Any] | None:
+        if rows is None and not sample.with_output:
+            rows = sample.prompt_rows
+        ids = rows or 0 if sample.has_ids else 0
+        return self._places.tell(sample.path, rows, ids, with_output=sample.with_output)
 
     def take_step(self) -> StepSamples:
         """Everything noted since the last call, for the worker."""

@@ -10,10 +10,18 @@ import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 _PAGE = 4096  # the data begins on a page
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+_TAILS = 512  # room in the header for the tensors that follow the rows
+_DTYPES = {
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "float32": ("F32", 4),
+    "float64": ("F64", 8),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+}  # names in safetensors, and bytes
 
 
 class SampleWriter(Protocol):
@@ -25,22 +33,46 @@ class SampleWriter(Protocol):
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """All ``rows`` rows are written: make the sample visible, complete."""
 
-    def abort(self) -> None:
-        """Instead of ``commit``: leave nothing of the sample behind."""
+    def abort(self, reason: str | None = None) -> None:
+        """Instead of ``commit``, or after it failed: leave nothing of the sample.
+
+        ``reason`` is for a client that may wait for it, where the transport can tell
+        it; None where nobody will ask.
+        """
 
     def discard(self) -> None:
         """After ``commit``: nobody was told of the sample; remove it again."""
 
 
 class Sink(Protocol):
-    """Opens samples; what the handle means is the sink's own affair."""
+    """Opens samples; what the handle means is the sink's own affair.
 
-    def open(self, handle: str, *, announced: bool) -> SampleWriter:
-        """Begin a sample; ``announced``: a client may wait for it through its lock."""
+    ``slow``: ends of samples may take long, so the forward's thread must not wait.
+    """
+
+    slow: bool
+
+    def open(
+        self, handle: str, *, announced: bool, rows: int | None = None
+    ) -> SampleWriter:
+        """Begin a sample of ``rows`` rows, None where only the end will tell.
+
+        ``announced``: a client may wait for it through its lock.
+        """
 
 
 class LockUnsupported(OSError):
     """The file system has no flock, so a client could not wait for the file."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A tensor that follows the rows of a file: a name and what safetensors needs."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
 class FileSink:
@@ -54,6 +86,8 @@ class FileSink:
             on it.
     """
 
+    slow = False
+
     def __init__(
         self,
         slots: int,
@@ -62,7 +96,7 @@ class FileSink:
         metadata: Mapping[str, str],
         lock: bool = True,
     ) -> None:
-        itemsize = {"F64": 8, "F32": 4}.get(_DTYPES[dtype], 2)
+        self._dtype, itemsize = _DTYPES[dtype]
         self.row_bytes = slots * hidden * itemsize
         if self.row_bytes % 8:
             raise ValueError(
@@ -71,32 +105,34 @@ class FileSink:
                 "64-bit token ids; request one layer more or less"
             )
         self._shape = [slots, hidden]
-        self._dtype = _DTYPES[dtype]
         self._metadata = dict(metadata)
         self._lock = lock
-        room = len(self.header(2**40)) + 8  # a header can only get shorter than this
+        room = len(self.header(2**40)) + 8 + _TAILS
         self.base = -(-room // _PAGE) * _PAGE
 
-    def header(self, rows: int, token_ids: int | None = None) -> bytes:
-        """The JSON header for ``rows`` rows; unpadded."""
+    def header(self, rows: int, tails: Sequence[Tail] = ()) -> bytes:
+        """The JSON header for ``rows`` rows and what follows them; unpadded."""
         end = rows * self.row_bytes
-        ids = rows if token_ids is None else token_ids
-        tensors = {
+        tensors: dict[str, Any] = {
             "__metadata__": {**self._metadata, "num_tokens": str(rows)},
             "hidden_states": {
                 "dtype": self._dtype,
                 "shape": [rows, *self._shape],
                 "data_offsets": [0, end],
             },
-            "token_ids": {
-                "dtype": "I64",
-                "shape": [ids],
-                "data_offsets": [end, end + 8 * ids],
-            },
         }
+        for tail in tails:
+            start, end = end, end + len(tail.data)
+            tensors[tail.name] = {
+                "dtype": tail.dtype,
+                "shape": tail.shape,
+                "data_offsets": [start, end],
+            }
         return json.dumps(tensors, separators=(",", ":")).encode()
 
-    def open(self, handle: str, *, announced: bool) -> FileWriter:
+    def open(
+        self, handle: str, *, announced: bool, rows: int | None = None
+    ) -> FileWriter:
         """Create the temporary file, and the lock file where clients will wait."""
         return FileWriter(self, handle, lock=self._lock and announced)
 
@@ -130,13 +166,19 @@ class FileWriter:
         offset = self._sink.base + start * self._sink.row_bytes
         _write_all(self._fd, rows, offset)
 
+    def tails(self, rows: int, token_ids: Sequence[int]) -> list[Tail]:
+        """What follows the rows; the widest type first, so that all are aligned."""
+        ids = struct.pack(f"<{len(token_ids)}q", *token_ids)
+        return [Tail("token_ids", "I64", (len(token_ids),), ids)]
+
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """Write token ids and header, then rename to the final name and unlock."""
-        header = self._sink.header(rows, len(token_ids))
+        tails = self.tails(rows, token_ids)
+        header = self._sink.header(rows, tails)
         end = self._sink.base + rows * self._sink.row_bytes
-        ids = struct.pack(f"<{len(token_ids)}q", *token_ids)
-        _write_all(self._fd, memoryview(ids), end)
-        os.ftruncate(self._fd, end + len(ids))
+        rest = b"".join(tail.data for tail in tails)
+        _write_all(self._fd, memoryview(rest), end)
+        os.ftruncate(self._fd, end + len(rest))
         size = self._sink.base - 8
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
@@ -144,7 +186,7 @@ class FileWriter:
         os.rename(self._temporary, self._path)
         self._unlock()
 
-    def abort(self) -> None:
+    def abort(self, reason: str | None = None) -> None:
         """Remove the temporary file; a client that waits finds no file."""
         with suppress(OSError):
             self._close()

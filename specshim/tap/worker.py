@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -27,13 +28,20 @@ _NOT_TAPPED = (
 class _Sample:
     """One sample being written. The forward's thread adds, writer threads finish."""
 
-    def __init__(self, request_id: str, opened: Opened, writer: SampleWriter) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        opened: Opened,
+        writer: SampleWriter,
+        run: Callable[[Callable[[], None]], None],
+    ) -> None:
         self.request_id = request_id
         self.rows = opened.rows
         self.token_ids = opened.token_ids
         self.covered = 0
         self.done = threading.Event()
         self._writer = writer
+        self._run = run  # what the forward's thread has to do at the end
         self._lock = threading.Lock()
         self._pending = 0
         self._ended = False  # no more rows will come
@@ -68,7 +76,7 @@ class _Sample:
             self._failure = self._failure or failure
             last = self._take_end()
         if last:
-            self._finish()
+            self._run(self._finish)
 
     def write(self, start: int, piece: memoryview) -> None:
         """Hand rows to the sink."""
@@ -82,7 +90,7 @@ class _Sample:
                 self._failure = self._failure or reason
             complete = self.done.is_set() and self._failure is None
         if complete:
-            self._writer.discard()
+            self._run(self._writer.discard)
         self.end(reason)
 
     def _take_end(self) -> bool:
@@ -100,7 +108,7 @@ class _Sample:
             except Exception as error:  # whatever it is, the sample has failed
                 self._failure = f"it could not be completed: {error}"
         if self._failure is not None:
-            self._writer.abort()
+            self._writer.abort(None if self._discarded else self._failure)
             log = logger.debug if self._discarded else logger.warning
             log("No hidden states for request %s: %s", self.request_id, self._failure)
         with self._lock:
@@ -166,12 +174,21 @@ class TapWorker:
         if earlier is not None:
             earlier.done.wait()  # a path that clients choose may be in use still
         try:
-            writer = self._sink.open(opened.path, announced=not self._settings.sync)
+            writer = self._sink.open(
+                opened.path, announced=not self._settings.sync, rows=opened.rows
+            )
         except OSError as error:
             logger.warning("No hidden states for request %s: %s", request_id, error)
             return
-        sample = _Sample(request_id, opened, writer)
+        run = self._run_later if self._sink.slow else _run_now
+        sample = _Sample(request_id, opened, writer, run)
         self._samples[request_id] = self._by_path[opened.path] = sample
+
+    def _run_later(self, finish: Callable[[], None]) -> None:
+        """On a writer's thread; until then it is part of the backlog."""
+        ticket = self._backlog.admit(0)
+        job = self._pool.submit(finish)
+        job.add_done_callback(lambda _: self._backlog.release(ticket))
 
     def _record(self, step: StepSamples) -> list[_Sample]:
         """Send this step's rows on their way; returns the samples now fully covered."""
@@ -259,6 +276,10 @@ class TapWorker:
             if not sample.is_covered():
                 self.drop(request_id, "the server stopped before it was complete")
         self._pool.shutdown(wait=True)
+
+
+def _run_now(finish: Callable[[], None]) -> None:
+    finish()
 
 
 class _Countdown:

@@ -155,9 +155,14 @@ def _fetch(
             "the prompt, so its states cannot be compared."
         )
     parameters = answer.get("kv_transfer_params") or {}
-    handle = parameters.get("hidden_states_path") or parameters.get("handle")
+    handle = parameters.get("hidden_states_path")
     if reason := parameters.get("hidden_states_error"):
         raise CouldNotTell(f"The server gave no states: {reason}.")
+    if handle is None and "handle" in parameters:
+        raise CouldNotTell(
+            "The server's samples go to Mooncake, not to files, so they cannot be read "
+            "here; verify with the backend file, whose rows are the same."
+        )
     if not handle:
         raise CouldNotTell(
             "The answer names no hidden-states file (kv_transfer_params."

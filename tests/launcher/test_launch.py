@@ -150,3 +150,36 @@ def test_the_advice_names_the_option_that_gave_the_path() -> None:
 def test_a_folder_that_cannot_be_made() -> None:
     sentence = storage_problem("/proc/none/states", create=True)
     assert "The storage path /proc/none/states cannot be written to" in str(sentence)
+
+
+@pytest.mark.parametrize("route", ["auto", "cache"])
+def test_the_backends_of_hs_connectors(
+    route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own flags and settings, as the installed wheel has them."""
+    pytest.importorskip("hs_connectors")
+    monkeypatch.setenv("MOONCAKE_LOCAL_HOSTNAME", "this-host")
+    asked = {
+        "fp8": ["--hidden-states-path", "/data"],
+        "mooncake": ["--mooncake-master", "host:1", "--mooncake-writer-threads", "2"],
+    }
+    config = {}
+    for backend, flags in asked.items():
+        made = launch(
+            *("MODEL", "--hidden-states-backend", backend, *flags),
+            *("--specshim-route", route, "--", "--port", "1"),
+            hs_connectors="0.9.0",
+        )
+        place = made.command.index("--kv_transfer_config")
+        config[backend] = json.loads(made.command[place + 1])
+        assert not {*flags} & {*made.command[place + 2 :]}  # vLLM would not know them
+    extra = config["fp8"]["kv_connector_extra_config"]
+    assert extra["shared_storage_path"] == "/data"
+    store = config["mooncake"]["kv_connector_extra_config"]["mooncake"]
+    assert store["master_server_address"] == "host:1"
+    assert (store["local_hostname"], store["num_writer_threads"]) == ("this-host", 2)
+    names = [config[backend]["kv_connector"] for backend in asked]
+    if route == "auto":
+        assert names == ["TapConnector", "TapConnector"]
+    else:
+        assert names == ["FP8HiddenStatesConnector", "MooncakeHiddenStatesConnector"]

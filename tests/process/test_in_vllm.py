@@ -55,6 +55,24 @@ def test_stock_request_is_rerouted_and_said_once(
     assert report["API server"] == []
 
 
+@pytest.mark.parametrize("route", ["auto", "cache"])
+def test_the_backends_of_hs_connectors(environment: Callable, route: str) -> None:
+    script = str(SCRIPTS / "rerouted_backend.py")
+    variables = {"SPECSHIM_ROUTE": route, "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1"}
+    done = environment("hs_connectors-0.9.0").run(script, variables=variables)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    kept = ["hs_connectors.fp8_hidden_states_connector", {}]
+    expected = kept if route == "cache" else ["specshim.tap.connector", {}]
+    if route == "auto":
+        expected[1]["hidden_states_backend"] = "fp8"
+    expected[1]["shared_storage_path"] = "/data"
+    assert report["fp8"] == expected
+    # No master there, or, without libibverbs, no Mooncake: said before the engine is.
+    assert report["mooncake"].startswith("specshim: ")
+    assert "No Mooncake master" in report["mooncake"] or "load" in report["mooncake"]
+
+
 def test_strict_stops_vllm_where_a_hook_is_refused(environment: Callable) -> None:
     code = (
         "from vllm.engine.arg_utils import EngineArgs\n"

@@ -56,7 +56,8 @@ def environment(vllm: str | None = "0.24.0", **fields: Any) -> Environment:
 def launcher(facts: ModelFacts, vllm: str = "0.24.0", **fields: Any) -> LaunchPlan:
     """The plan of the launcher, for vLLM options in ``options``."""
     variables = fields.pop("variables", {})
-    installed = environment(vllm, variables=variables)
+    connectors = fields.pop("hs_connectors", None)
+    installed = environment(vllm, variables=variables, hs_connectors=connectors)
     return plan(installed, facts, Request(source="launcher", **fields))
 
 

@@ -234,34 +234,13 @@ def test_layer_ids_of_a_stock_request_that_are_no_list(ids: Any) -> None:
     ("backend", "route", "sentence"),
     [
         ("zip", "auto", "takes file, fp8, mooncake"),
-        ("fp8", "auto", "not on the tap route yet; use --specshim-route cache"),
-        ("mooncake", "tap", "not on the tap route yet"),
-        ("fp8", "cache", "hs_connectors, which is not installed"),
+        ("fp8", "auto", "hs_connectors, which is not installed"),
+        ("mooncake", "cache", "hs_connectors, which is not installed"),
     ],
 )
 def test_backends(backend: str, route: str, sentence: str) -> None:
     decision = launcher(DENSE, backend=backend, route=route)
     assert sentence in str(decision.refusal)
-
-
-def test_a_backend_of_hs_connectors_on_the_cache_route() -> None:
-    built = {
-        "kv_connector": "FP8HiddenStatesConnector",
-        "kv_connector_extra_config": {"shared_storage_path": "/a"},
-    }
-    user = {"engine_id": "e", "kv_connector_extra_config": {"sync": True}}
-    decision = launcher(
-        DENSE,
-        route="cache",
-        backend="fp8",
-        backend_config=built,
-        options={"kv_transfer_config": user},
-    )
-    assert changed(decision)["kv_transfer_config"] == {
-        "kv_connector": "FP8HiddenStatesConnector",
-        "kv_connector_extra_config": {"shared_storage_path": "/a", "sync": True},
-        "engine_id": "e",
-    }
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import os
 
 import pytest
 
-from specshim.tap.samples import Samples, Siblings, custom_path, file_name
+from specshim.tap.places import FilePlaces, custom_path, file_name
+from specshim.tap.samples import Samples, Siblings
 
 
 def make(
     storage: str = "/data", *, custom: bool = False, sync: bool = False
 ) -> Samples:
-    return Samples(storage, allow_custom_path=custom, sync=sync)
+    return Samples(FilePlaces(storage, custom), sync=sync)
 
 
 def run(samples: Samples, request_id: str, prompt: list[int], **parameters: object):

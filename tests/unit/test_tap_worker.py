@@ -172,6 +172,21 @@ def test_an_abort_while_the_last_rows_are_being_written_leaves_nothing(
     assert os.listdir(engine.folder) == []
 
 
+def test_the_end_of_a_sample_in_a_slow_store_does_not_hold_up_the_forward(
+    engine, monkeypatch
+):
+    go_on, rename = threading.Event(), os.rename
+    monkeypatch.setattr(os, "rename", lambda *a: (go_on.wait(20), rename(*a)))
+    engine.worker._sink.slow = True
+    engine.step({"a": (0, 4)}, opened=engine.open("a", None))
+    engine.step({}, closed={"a": Closed(4, (0, 1, 2, 3))})  # returns at once
+    assert not os.path.exists(engine.path("a"))
+    go_on.set()
+    assert engine.finish() == ["a"]
+    check(engine, "a", 4)
+    assert engine.worker._backlog.bytes == 0
+
+
 def test_a_path_in_use_is_waited_for_and_never_served_twice(engine):
     first = engine.open("a", 4)
     engine.step({"a": (0, 4)}, opened=first)

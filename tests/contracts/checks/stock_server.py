@@ -46,8 +46,11 @@ def stock_arguments(folder: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def scheduler() -> Any:
-    """vLLM's scheduler for a dense model, with the hidden states' cache layer."""
+def scheduler(connector: dict[str, Any] | None = None) -> Any:
+    """vLLM's scheduler for a dense model, with the hidden states' cache layer.
+
+    ``connector``: the kv_transfer_config, once the engine is configured with stock's.
+    """
     import torch
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -63,6 +66,8 @@ def scheduler() -> Any:
     transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
     engine_args = EngineArgs(kv_transfer_config=transfer, **arguments)
     config = engine_args.create_engine_config()
+    if connector is not None:
+        config.kv_transfer_config = KVTransferConfig(**connector)
     config.cache_config.num_gpu_blocks = 32
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=2, head_size=16, dtype=torch.float32

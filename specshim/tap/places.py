@@ -1,0 +1,91 @@
+"""The scheduler's half of a backend: where samples go, and what clients are told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+_NAME_LIMIT = 200  # file names end at 255 bytes; suffixes need room
+
+
+class Places(Protocol):
+    """Chooses the handles that a :class:`specshim.tap.sink.Sink` opens."""
+
+    def choose(self, request_id: str, parameters: Mapping[str, Any]) -> str:
+        """The handle for a request with these ``kv_transfer_params``.
+
+        Raises:
+            ValueError: there can be none; the message is for the client.
+        """
+
+    def tell(
+        self, handle: str, rows: int | None, ids: int, *, with_output: bool
+    ) -> dict[str, Any] | None:
+        """The response's ``kv_transfer_params`` for a sample.
+
+        Args:
+            handle: as chosen.
+            rows: its number of rows; None while that is not known.
+            ids: its number of token ids.
+            with_output: whether rows of output tokens are among them.
+        """
+
+
+class FilePlaces:
+    """Files below ``storage``, told of by their paths."""
+
+    def __init__(self, storage: str, allow_custom_path: bool) -> None:
+        self._storage = storage
+        self._allow_custom_path = allow_custom_path
+
+    def choose(self, request_id: str, parameters: Mapping[str, Any]) -> str:
+        """See :class:`Places`; clients may name a file where that is allowed."""
+        asked = parameters.get("hidden_states_path")
+        if asked is None:
+            return os.path.join(self._storage, file_name(request_id))
+        if not self._allow_custom_path:
+            raise ValueError(
+                "the request names a hidden_states_path, which the server does not "
+                "allow; leave it out, or set allow_custom_save_path in "
+                "kv_connector_extra_config"
+            )
+        return custom_path(self._storage, asked)
+
+    def tell(
+        self, handle: str, rows: int | None, ids: int, *, with_output: bool
+    ) -> dict[str, Any]:
+        """See :class:`Places`; the path says all."""
+        return {"hidden_states_path": handle}
+
+
+def file_name(request_id: str) -> str:
+    """A file name for a request id, which may come from a client's header.
+
+    Anything but letters, digits, ``-``, ``_`` and inner dots is replaced, and a hash of
+    the id is added where something was replaced or cut, so that ids stay distinct.
+    """
+    clean = re.sub(r"[^A-Za-z0-9._-]", "_", request_id).lstrip(".")[:_NAME_LIMIT]
+    if clean != request_id or not clean:
+        digest = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()
+        clean = f"{clean}-{digest[:16]}".lstrip("-")
+    return f"{clean}.safetensors"
+
+
+def custom_path(storage: str, asked: object) -> str:
+    """The real path of a client's ``hidden_states_path``; it must lie in ``storage``.
+
+    Raises:
+        ValueError: it does not; the message is for the client.
+    """
+    root = os.path.realpath(storage)
+    if not isinstance(asked, str) or "\0" in asked or not asked:
+        raise ValueError("hidden_states_path must be a file path")
+    path = os.path.realpath(os.path.join(root, asked))
+    if os.path.commonpath([root, path]) != root or path == root:
+        raise ValueError(f"hidden_states_path must lie below the storage path {root}")
+    if os.path.isdir(path):
+        raise ValueError("hidden_states_path is a folder")
+    return path
