@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def request_finished(
@@ -54,5 +54,5 @@ PATCH = Patch(
         ),
     ),
     processes=("engine core",),
-    remove_when="hs_connectors>0.9.0",
+    remove_when=OPEN,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def propose(
@@ -72,5 +72,5 @@ PATCH = Patch(
         ),
     ),
     processes=("worker",),
-    remove_when="vllm>=0.33.0",
+    remove_when=OPEN,
 )

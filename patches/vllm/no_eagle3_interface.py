@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def load_model(
@@ -65,5 +65,5 @@ PATCH = Patch(
         ),
     ),
     processes=("worker",),
-    remove_when="vllm>=0.33.0",
+    remove_when=OPEN,
 )

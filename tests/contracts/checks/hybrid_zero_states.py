@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stock_server import stock_arguments
 from stock_halves import HIDDEN, LAYER, LAYERS, Engine, fail, rows_of
+from stock_server import stock_arguments
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
