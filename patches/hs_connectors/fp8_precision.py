@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def quantize_tensor_to_fp8(
@@ -47,7 +47,7 @@ PATCH = Patch(
         "bfloat16."
     ),
     upstream=(),
-    affects=SpecifierSet(">=0.9.0,<0.10.0"),
+    affects=SpecifierSet(">=0.9.0,<=0.9.0"),
     targets=(
         Target(
             name="hs_connectors.fp8_utils.quantize_tensor_to_fp8",
@@ -75,5 +75,5 @@ PATCH = Patch(
         ),
     ),
     processes=("worker", "trainer"),
-    remove_when="hs_connectors>=0.10.0",
+    remove_when=OPEN,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def load_hs_file(
@@ -26,7 +26,7 @@ PATCH = Patch(
         "layer ids than the trainer, and equal counts are all that has to fit."
     ),
     upstream=("speculators#705",),
-    affects=SpecifierSet(">=0.7.0,<0.10.0"),
+    affects=SpecifierSet(">=0.7.0,<=0.9.0"),
     targets=(
         Target(
             name="hs_connectors.transfer._load_hs_file",
@@ -39,5 +39,5 @@ PATCH = Patch(
         ),
     ),
     processes=("trainer",),
-    remove_when="hs_connectors>=0.10.0",
+    remove_when=OPEN,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def wait_for_lock(
@@ -34,7 +34,7 @@ PATCH = Patch(
         "writing, deletes what is not there yet, and never comes back."
     ),
     upstream=(),
-    affects=SpecifierSet(">=0.7.0,<0.10.0"),
+    affects=SpecifierSet(">=0.7.0,<=0.9.0"),
     targets=(
         Target(
             name="hs_connectors.transfer.wait_for_lock",
@@ -59,5 +59,5 @@ PATCH = Patch(
         ),
     ),
     processes=("trainer",),
-    remove_when="hs_connectors>=0.10.0",
+    remove_when=OPEN,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def wait_for_lock(
@@ -31,7 +31,7 @@ PATCH = Patch(
         "nobody comes back for it."
     ),
     upstream=(),
-    affects=SpecifierSet(">=0.6.0,<0.10.0"),
+    affects=SpecifierSet(">=0.6.0,<=0.9.0"),
     targets=(
         Target(
             name="speculators.data_generation.vllm_client.wait_for_lock",
@@ -50,5 +50,5 @@ PATCH = Patch(
         ),
     ),
     processes=("trainer",),
-    remove_when="speculators>=0.10.0",
+    remove_when=OPEN,
 )

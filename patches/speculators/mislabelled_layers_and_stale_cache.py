@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def init(
@@ -34,7 +34,7 @@ PATCH = Patch(
         "are all that has to fit."
     ),
     upstream=("speculators#705",),
-    affects=SpecifierSet(">=0.5.0,<0.10.0"),
+    affects=SpecifierSet(">=0.5.0,<=0.9.0"),
     targets=(
         Target(
             name="speculators.train.trainer.Trainer.__init__",
@@ -53,5 +53,5 @@ PATCH = Patch(
         ),
     ),
     processes=("trainer",),
-    remove_when="speculators>=0.10.0",
+    remove_when=OPEN,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def init(
@@ -52,7 +52,7 @@ PATCH = Patch(
         "in every slot, or of another model are trained on."
     ),
     upstream=("speculators#613", "speculators#705"),
-    affects=SpecifierSet(">=0.5.0,<0.10.0"),
+    affects=SpecifierSet(">=0.5.0,<=0.9.0"),
     targets=(
         Target(
             name="speculators.train.data.ArrowDataset.__init__",
@@ -73,5 +73,5 @@ PATCH = Patch(
         ),
     ),
     processes=("trainer",),
-    remove_when="speculators>=0.10.0",
+    remove_when=OPEN,
 )

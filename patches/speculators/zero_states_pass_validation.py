@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
 def check_hidden_states(
@@ -32,7 +32,7 @@ PATCH = Patch(
         "check_hidden_states looks at keys, lengths and NaN only."
     ),
     upstream=("speculators#613",),
-    affects=SpecifierSet(">=0.7.0,<0.10.0"),
+    affects=SpecifierSet(">=0.7.0,<=0.9.0"),
     targets=(
         Target(
             name="speculators.data_generation.offline.check_hidden_states",
@@ -46,5 +46,5 @@ PATCH = Patch(
         ),
     ),
     processes=("trainer",),
-    remove_when="speculators>=0.10.0",
+    remove_when=OPEN,
 )
