@@ -29,6 +29,14 @@ def when_imported(name: str, hook: Hook, *, key: str) -> None:
         hook(sys.modules[name])
 
 
+def drop(key: str) -> None:
+    """Drop the hooks of this key."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _Watcher):
+            for hooks in finder.hooks.values():
+                hooks.pop(key, None)
+
+
 def is_loaded(name: str) -> bool:
     """Whether module ``name`` is imported and has run to its end."""
     module = sys.modules.get(name)

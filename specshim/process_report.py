@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,12 +32,14 @@ KEPT_SECONDS: Final = 7 * 24 * 3600
 class ProcessReport:
     """One process of a server that extracts.
 
-    ``server`` is the pid of the process that configured it, ``started`` what tells
-    this process from a later one of the same pid, ``written`` in seconds since the
-    epoch. ``patches``: state and reason by id, as in ``specshim.status()``.
+    ``server`` is the pid of the process that configured it. ``server_started`` and
+    ``started`` tell these processes from others of the same pid; ``written`` is in
+    seconds since the epoch. ``patches``: state and reason by id, as in
+    ``specshim.status()``.
     """
 
     server: int
+    server_started: str
     route: str
     pid: int
     process: str  # multiprocessing's name of it: MainProcess, EngineCore, ...
@@ -49,11 +52,16 @@ class ProcessReport:
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
+    def one_server(self) -> tuple[str, int, str]:
+        """The same for all processes of one server on one host."""
+        return self.host, self.server, self.server_started
+
+    @property
     def is_running(self) -> bool | None:
         """None where it runs, or ran, on another host."""
         if self.host != socket.gethostname():
             return None
-        return _started(self.pid) == self.started != ""
+        return _serving.started(self.pid) == self.started != ""
 
 
 def publish() -> None:
@@ -76,8 +84,9 @@ def read_reports() -> tuple[ProcessReport, ...]:
     """All reports of this user's servers on this machine, the newest server last."""
     folder = _own_folder(create=False)
     found = [] if folder is None else list(_reports(folder))
-    newest = {r.server: r.written for r in sorted(found, key=lambda r: r.written)}
-    return tuple(sorted(found, key=lambda r: (newest[r.server], r.written)))
+    found.sort(key=lambda report: report.written)
+    newest = {report.one_server: report.written for report in found}
+    return tuple(sorted(found, key=lambda r: (newest[r.one_server], r.written)))
 
 
 def sweep() -> None:
@@ -88,7 +97,8 @@ def sweep() -> None:
     for report in _reports(folder):
         old = time.time() - report.written > KEPT_SECONDS
         if old and report.is_running is False:
-            (folder / _name(report)).unlink(missing_ok=True)
+            with suppress(OSError):
+                (folder / _name(report)).unlink()
 
 
 def _report(server: _serving.Server) -> ProcessReport:
@@ -97,11 +107,12 @@ def _report(server: _serving.Server) -> ProcessReport:
     version = getattr(sys.modules.get("vllm"), "__version__", None)
     return ProcessReport(
         server=server.pid,
+        server_started=server.started,
         route=server.route,
         pid=os.getpid(),
         process=multiprocessing.current_process().name,
         host=socket.gethostname(),
-        started=_started(os.getpid()),
+        started=_serving.started(os.getpid()),
         written=time.time(),
         specshim=__version__,
         vllm=version,
@@ -151,13 +162,3 @@ def _own_folder(*, create: bool) -> Path | None:
         return None
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return folder if ours and not found.st_mode & 0o022 else None
-
-
-def _started(pid: int) -> str:
-    """When process ``pid`` started, in the kernel's own units; "" if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    # The name in parentheses may hold anything; start time is field 22.
-    return text.rpartition(")")[2].split()[19]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _serving, process_report
-from specshim.patching import Fingerprint, Patch, Target, arm, original
+from specshim.patching import Fingerprint, Patch, Target, arm, disarm, original
 from specshim.patching.catalogue import patches
 
 if TYPE_CHECKING:
@@ -32,18 +32,20 @@ def create_engine_config(
     """
     from specshim.engine_args import extracts, with_changes
 
-    _serving.announce(None)  # whatever an earlier engine of this process did
     if not extracts(instance):
+        _extract_nothing()
         return wrapped(*args, **kwargs)
     decided = decide(instance)
     if decided.refusal:
         raise ValueError(f"specshim: {decided.refusal}")
     if decided.route == "none":
+        _extract_nothing()
         return wrapped(*args, **kwargs)
     problem = transport_problem(instance, decided)
     if problem is not None:
         raise ValueError(f"specshim: {problem}")
-    _serving.announce(decided.route)
+    if _speaks_for_the_server(instance) or _serving.server() is None:
+        _serving.announce(decided.route)
     process_report.sweep()
     process_report.publish()
     if decided.route == "cache":
@@ -60,6 +62,18 @@ def create_engine_config(
         # Not before: some releases set up logging in create_engine_config.
         if _speaks_for_the_server(instance):
             _announce(decided)
+
+
+def _extract_nothing() -> None:
+    """Leave the processes of a server that extracts nothing as they are.
+
+    This process may have been started by one that extracts, and have its patches. One
+    that has configured such a server itself keeps them: its engine may run here.
+    """
+    server = _serving.server()
+    if server is not None and not server.is_this_process:
+        disarm(patches("vllm"))
+    _serving.announce(None)
 
 
 def decide(engine_args: Any) -> LaunchPlan:

@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import EXTRACT
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 logger = logging.getLogger("vllm.specshim")
@@ -24,6 +25,9 @@ def update_from_kv_xfer_finished(
     That holds for both asserts. A request that loads from outside stays known until
     its load is reported, so an unknown one has been reported before.
     """
+    speculative = instance.vllm_config.speculative_config
+    if getattr(speculative, "method", None) != EXTRACT:
+        return wrapped(*args, **kwargs)
     output = args[0] if args else kwargs["kv_connector_output"]
     known = instance.requests
     kept = {}

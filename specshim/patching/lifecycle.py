@@ -45,7 +45,17 @@ def _on_import(patch: Patch, module: ModuleType) -> None:
     with contained(patch.id):
         if all(imports.is_loaded(name) for name in others):
             apply(patch)
-    process_report.publish()
+        process_report.publish()
+
+
+def disarm(patches: Iterable[Patch]) -> None:
+    """Take the patches out, and wait for their targets no longer."""
+    for patch in patches:
+        undo(patch.id)
+        imports.drop(patch.id)
+        with LEDGER.lock:
+            if patch.id in LEDGER.entries:
+                LEDGER.note(patch.id, ledger.UNDONE, "Not for this process.")
 
 
 def apply(patch: Patch) -> gate.Verdict | None:

@@ -29,13 +29,23 @@ def test_plugin_twice_in_every_process(environment: Callable, release: str) -> N
         assert found["seconds"] < SECONDS
 
 
-@pytest.mark.parametrize("release", ["vllm-0.20.1", "vllm-0.32.0"])
+@pytest.mark.parametrize(
+    ("release", "started_by"),
+    [
+        ("vllm-0.20.1", {}),
+        ("vllm-0.32.0", {}),
+        # What a process that serves on the cache route leaves to those it starts.
+        ("vllm-0.32.0", {"SPECSHIM_SERVING": "cache:1:0"}),
+    ],
+)
 def test_server_without_extraction_is_left_alone(
-    environment: Callable, release: str
+    environment: Callable, release: str, started_by: dict[str, str]
 ) -> None:
-    done = environment(release).run(str(SCRIPTS / "untouched.py"))
+    script = str(SCRIPTS / "untouched.py")
+    done = environment(release).run(script, variables=started_by)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "said": []}
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said == {"same": True, "said": [], "patched": []}
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import pickle
 import sys
@@ -25,6 +26,7 @@ from specshim.patching import (
     Target,
     apply,
     arm,
+    disarm,
     undo,
 )
 
@@ -286,3 +288,15 @@ def test_failing_hook_is_contained_unless_strict(
             arm([it])
     finally:
         imports._watcher().hooks.pop(CODE)
+
+
+def test_disarmed_it_is_out_and_stays_out(upstream: Any) -> None:
+    before = snapshot(upstream)
+    declared = patch(Target(f"{CODE}.Child.own", marked, ANY))
+    arm([declared])
+    assert snapshot(upstream) != before
+    disarm([declared])
+    assert snapshot(upstream) == before
+    del sys.modules[CODE]
+    again = importlib.import_module(CODE)
+    assert again.Child().own() == "own"

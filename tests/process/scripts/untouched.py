@@ -11,6 +11,7 @@ from pathlib import Path
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+HOOKS = ("reroute", "tap-loaded-model")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -45,5 +46,9 @@ if __name__ == "__main__":
     wrapped = vars(EngineArgs)["create_engine_config"]
     ours = shown(args.create_engine_config())
     theirs = shown(wrapped.__wrapped__(args))
-    print(json.dumps({"same": ours == theirs, "said": said}))
+
+    from specshim import status
+
+    patched = [id for id in status()["installed"] if id not in HOOKS]
+    print(json.dumps({"same": ours == theirs, "said": said, "patched": patched}))
     sys.stdout.flush()
