@@ -45,6 +45,9 @@ def here(site: Path) -> OtherPython:
 def environment(request: pytest.FixtureRequest) -> Callable[[str], OtherPython]:
     """The Python of the environment with this name, with specshim importable."""
     known: dict[str, OtherPython] = {}
+    shared = request.getfixturevalue("tmp_path_factory").getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
 
     def get(name: str) -> OtherPython:
         if VARIABLE not in os.environ:
@@ -55,7 +58,9 @@ def environment(request: pytest.FixtureRequest) -> Callable[[str], OtherPython]:
         if name not in known:
             bare = OtherPython(name, pythons[name])
             found = bare.run("-c", "import specshim.plugin")
-            overlay = {}
+            # What vLLM finds out about a model, in a process of its own, is kept by
+            # the model's name: releases that share a cache undo each other's.
+            overlay = {"VLLM_CACHE_ROOT": str(shared / "vllm-cache" / name)}
             if found.returncode:
                 overlay["PYTHONPATH"] = str(request.getfixturevalue("site"))
             known[name] = OtherPython(name, pythons[name], overlay)
