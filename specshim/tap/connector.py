@@ -157,7 +157,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
     def _writer_threads(self) -> int:
         default: Any = WorkerSettings.threads
         if self._backend == "mooncake":
-            default = self._mooncake_settings().get("num_writer_threads", 4)
+            from specshim.tap.mooncake import WRITERS
+
+            default = self._mooncake_settings().get("num_writer_threads", WRITERS)
         return int(self._extra.get("num_writer_threads", default))
 
     def _mooncake_settings(self) -> Mapping[str, Any]:
@@ -172,6 +174,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
                 RowShape(taps.rows.shape[1], taps.rows.shape[2], taps.rows.dtype),
                 self._mooncake_settings(),
                 int(self._extra.get("max_buffer_bytes", MAX_BUFFER_BYTES)),
+                self._writer_threads(),
             )
         kind = FileSink
         if self._backend == "fp8":

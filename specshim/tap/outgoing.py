@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from specshim.tap.samples import Opened
 from specshim.tap.sink import SampleWriter
 
 logger = logging.getLogger("vllm.specshim")
+
+Job: TypeAlias = Callable[[], None]
+Run: TypeAlias = "Callable[[Job, Job | None], None]"
+"""Runs the first; the second comes before, as soon as nothing keeps the first back."""
 
 
 class OutgoingSample:
@@ -20,7 +25,7 @@ class OutgoingSample:
         request_id: str,
         opened: Opened,
         writer: SampleWriter,
-        run: Callable[[Callable[[], None]], None],
+        run: Run,
     ) -> None:
         self.request_id = request_id
         self.rows = opened.rows
@@ -63,8 +68,10 @@ class OutgoingSample:
             self._ended = True
             self._failure = self._failure or failure
             last = self._take_end()
+            if not last:
+                self._writer.ending()  # under the lock, so before the last piece's end
         if last:
-            self._run(self._finish)
+            self._run(self._finish, self._writer.ending)
 
     def write(self, start: int, piece: memoryview) -> None:
         """Hand rows to the sink."""
@@ -78,7 +85,7 @@ class OutgoingSample:
                 self._failure = self._failure or reason
             complete = self._finished and self._failure is None
         if complete:
-            self._run(self._writer.discard)
+            self._run(self._writer.discard, None)
         self.end(reason)
 
     def _take_end(self) -> bool:

@@ -30,6 +30,12 @@ class SampleWriter(Protocol):
     def write(self, start: int, rows: memoryview) -> None:
         """Take the bytes of consecutive rows, the first being row ``start``."""
 
+    def ending(self) -> None:
+        """No more rows will come; what came may still be on its way to ``write``.
+
+        Called at most once, before ``commit`` or ``abort``; may be left out.
+        """
+
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """All ``rows`` rows are written: make the sample visible, complete."""
 
@@ -165,6 +171,9 @@ class FileWriter:
         """Write rows at their final place; see :class:`SampleWriter`."""
         offset = self._sink.base + start * self._sink.row_bytes
         _write_all(self._fd, rows, offset)
+
+    def ending(self) -> None:
+        """Nothing to do: rows are in the file already."""
 
     def tails(self, rows: int, token_ids: Sequence[int]) -> list[Tail]:
         """What follows the rows; the widest type first, so that all are aligned."""

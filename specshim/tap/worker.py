@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
-from specshim.tap.outgoing import OutgoingSample
+from specshim.tap.outgoing import Job, OutgoingSample
 from specshim.tap.rows import RowsUnknown, batch_rows
 from specshim.tap.samples import Closed, Opened, StepSamples
 from specshim.tap.sink import Sink
@@ -107,11 +106,13 @@ class TapWorker:
         sample = OutgoingSample(request_id, opened, writer, run)
         self._samples[request_id] = self._by_path[opened.path] = sample
 
-    def _run_later(self, finish: Callable[[], None]) -> None:
+    def _run_later(self, job: Job, before: Job | None) -> None:
         """On a writer's thread; until then it is part of the backlog."""
         ticket = self._backlog.admit(0)
-        job = self._pool.submit(finish)
-        job.add_done_callback(lambda _: self._backlog.release(ticket))
+        if before is not None:
+            before()
+        running = self._pool.submit(job)
+        running.add_done_callback(lambda _: self._backlog.release(ticket))
 
     def _record(self, step: StepSamples) -> list[OutgoingSample]:
         """Send this step's rows on their way; returns the samples now fully covered."""
@@ -201,8 +202,8 @@ class TapWorker:
         self._pool.shutdown(wait=True)
 
 
-def _run_now(finish: Callable[[], None]) -> None:
-    finish()
+def _run_now(job: Job, before: Job | None) -> None:
+    job()
 
 
 class _Countdown:
