@@ -223,11 +223,12 @@ class MooncakeWriter:
             del tensors
             self._free()
 
-    def abort(self, reason: str | None = None) -> None:
-        """Store the reason in the sample's place, so that its client need not wait."""
+    def abort(self) -> None:
+        """Give its memory back; nothing is stored."""
         self._free()
-        if reason is None:
-            return
+
+    def report(self, reason: str) -> None:
+        """Store the reason in the sample's place, so that its client need not wait."""
         address, store = self._address(0, 0), self._sink.store
         for seconds in (*_RETRY_AFTER, None):
             try:

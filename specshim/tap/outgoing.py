@@ -36,15 +36,21 @@ class OutgoingSample:
         self._run = run  # what the forward's thread has to do at the end
         self._lock = threading.Lock()
         self._pending = 0
-        self._ended = False  # no more rows will come
+        self._ended = False  # set by the forward's thread alone
         self._finishing = False
         self._finished = False
         self._discarded = False
+        self._told = False
         self._failure: str | None = None
 
     def is_covered(self) -> bool:
         """Whether all its rows have been handed on; unknown sizes never are."""
         return self.rows is not None and self.covered >= self.rows
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more rows are wanted; for the forward's thread."""
+        return self._ended
 
     def add(self) -> None:
         """One more piece is on its way."""
@@ -88,6 +94,18 @@ class OutgoingSample:
             self._run(self._writer.discard, None)
         self.end(reason)
 
+    def tell(self) -> None:
+        """The client knows the handle; if the sample fails, it is to learn why."""
+        with self._lock:
+            self._told = True
+            failed = self._finished and self._failure is not None
+        if failed:
+            self._run(self._report, None)
+
+    def _report(self) -> None:
+        assert self._failure is not None
+        self._writer.report(self._failure)
+
     def _take_end(self) -> bool:
         """Under the lock: whether the caller is the one to finish the sample."""
         last = self._ended and self._pending == 0 and not self._finishing
@@ -103,12 +121,15 @@ class OutgoingSample:
             except Exception as error:  # whatever it is, the sample has failed
                 self._failure = f"it could not be completed: {error}"
         if self._failure is not None:
-            self._writer.abort(None if self._discarded else self._failure)
+            self._writer.abort()
             log = logger.debug if self._discarded else logger.warning
             log("No hidden states for request %s: %s", self.request_id, self._failure)
         with self._lock:
             self._finished = True
-            late = self._discarded and self._failure is None
-        if late:
+            failed = self._failure is not None
+            unwanted, told = self._discarded, self._told
+        if unwanted and not failed:
             self._writer.discard()
+        if told and failed:
+            self._report()
         self.done.set()  # last: then its path may be used again

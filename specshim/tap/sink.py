@@ -39,11 +39,13 @@ class SampleWriter(Protocol):
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """All ``rows`` rows are written: make the sample visible, complete."""
 
-    def abort(self, reason: str | None = None) -> None:
-        """Instead of ``commit``, or after it failed: leave nothing of the sample.
+    def abort(self) -> None:
+        """Instead of ``commit``, or after it failed: leave nothing of the sample."""
 
-        ``reason`` is for a client that may wait for it, where the transport can tell
-        it; None where nobody will ask.
+    def report(self, reason: str) -> None:
+        """After ``abort``: the client knows the handle; tell it why there is no sample.
+
+        Only where its transport has a way to, and not before it may look there.
         """
 
     def discard(self) -> None:
@@ -195,12 +197,15 @@ class FileWriter:
         os.rename(self._temporary, self._path)
         self._unlock()
 
-    def abort(self, reason: str | None = None) -> None:
+    def abort(self) -> None:
         """Remove the temporary file; a client that waits finds no file."""
         with suppress(OSError):
             self._close()
         _remove(self._temporary)
         self._unlock(remove=True)
+
+    def report(self, reason: str) -> None:
+        """Nothing to do: the lock is gone, and there is no file."""
 
     def discard(self) -> None:
         """Remove the complete file and its lock file."""

@@ -86,13 +86,12 @@ class TapWorker:
         earlier = self._by_path.get(opened.path)
         if earlier is not None:  # a path that clients choose may be in use still
             seconds = self._settings.path_wait_seconds
-            if not earlier.done.wait(seconds):
+            if not (earlier.ended and earlier.done.wait(seconds)):
                 logger.warning(
-                    "No hidden states for request %s: the sample before it on %s was "
-                    "not complete after %g s; name another hidden_states_path",
+                    "No hidden states for request %s: the sample before it on %s is "
+                    "not complete yet; name another hidden_states_path",
                     request_id,
                     opened.path,
-                    seconds,
                 )
                 return
         try:
@@ -117,7 +116,7 @@ class TapWorker:
     def _record(self, step: StepSamples) -> list[OutgoingSample]:
         """Send this step's rows on their way; returns the samples now fully covered."""
         known = (self._samples.get(request_id) for request_id in step.scheduled)
-        if all(sample is None or sample.is_covered() for sample in known):
+        if all(sample is None or sample.ended for sample in known):
             return []  # as in every step that only decodes
         counts = {i: rows.count for i, rows in step.scheduled.items()}
         try:
@@ -130,7 +129,7 @@ class TapWorker:
         completed = []
         for request_id, scheduled in step.scheduled.items():
             sample = self._samples.get(request_id)
-            if sample is None or sample.is_covered():
+            if sample is None or sample.ended:
                 continue
             start, count = scheduled.start, scheduled.count
             if start > sample.covered:
@@ -144,18 +143,22 @@ class TapWorker:
             if sample.is_covered():
                 completed.append(sample)
         if pieces:
-            self._submit(pieces)
-        for sample in completed:
-            sample.end()
+            self._submit(pieces, completed)
         return completed
 
-    def _submit(self, pieces: list[tuple[OutgoingSample, int, int, int]]) -> None:
-        for sample, *_ in pieces:
-            sample.add()
+    def _submit(
+        self,
+        pieces: list[tuple[OutgoingSample, int, int, int]],
+        completed: list[OutgoingSample],
+    ) -> None:
         first = min(row for _, _, row, _ in pieces)
         last = max(row + count for _, _, row, count in pieces)
         size = (last - first) * self._taps.rows[0].nbytes
         left = _Countdown(len(pieces), self._backlog, self._backlog.admit(size))
+        for sample, *_ in pieces:
+            sample.add()
+        for sample in completed:  # before a writer sees their rows, and needs room
+            sample.end()
         started = 0
         try:
             rows = self._snapshots.take(first, last)
@@ -174,17 +177,21 @@ class TapWorker:
     def close(self, request_id: str, closed: Closed) -> None:
         """The client is told of the sample, whose size is known now at the latest."""
         sample = self._samples.pop(request_id, None)
-        if sample is None or sample.is_covered():
+        if sample is None:
             return
-        sample.rows, sample.token_ids = closed.rows, closed.token_ids
-        short = sample.covered < closed.rows
-        sample.end(
-            f"only {sample.covered} of {closed.rows} rows arrived" if short else None
-        )
+        if not sample.ended:
+            sample.rows, sample.token_ids = closed.rows, closed.token_ids
+            short = f"only {sample.covered} of {closed.rows} rows arrived"
+            sample.end(short if sample.covered < closed.rows else None)
+        sample.tell()
 
     def drop(self, request_id: str, reason: str) -> None:
-        """The sample has failed, and the log says so."""
-        sample = self._samples.pop(request_id, None)
+        """The sample has failed, and the log says so.
+
+        It is kept until its request ends: then the client is told the reason, or it
+        has gone and nothing may be left for it.
+        """
+        sample = self._samples.get(request_id)
         if sample is not None:
             sample.end(reason)
 
@@ -197,7 +204,7 @@ class TapWorker:
     def shutdown(self) -> None:
         """Finish what is under way; drop what still lacks rows."""
         for request_id, sample in list(self._samples.items()):
-            if not sample.is_covered():
+            if not sample.ended:
                 self.drop(request_id, "the server stopped before it was complete")
         self._pool.shutdown(wait=True)
 

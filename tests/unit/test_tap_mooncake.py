@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import types
 
 import pytest
 
@@ -14,6 +15,8 @@ from specshim.tap.layers import TapRefused
 from specshim.tap.mooncake import Form, MooncakePlaces, MooncakeSink, RowShape
 from specshim.tap.room import Room
 from specshim.tap.samples import Samples
+from specshim.tap.taps import Taps
+from specshim.tap.worker import TapWorker, WorkerSettings
 
 ROW = RowShape(2, 8, torch.bfloat16)
 
@@ -137,6 +140,12 @@ class Store:
         self.may.wait(10)
         self.stored[address["handle"]] = {k: v.clone() for k, v in tensors.items()}
 
+    def put_error(self, address, reason: str) -> None:
+        self.stored[address["handle"] + ":error"] = reason
+
+    def delete_sample(self, key: str) -> None:
+        self.stored.pop(key, None), self.stored.pop(f"{key}:error", None)
+
 
 def sink_of(max_bytes: int, writers: int = 4) -> MooncakeSink:
     sink = MooncakeSink.__new__(MooncakeSink)  # a store needs a running master
@@ -204,6 +213,115 @@ def test_pieces_that_wait_for_their_sample_count_as_waiting_writers():
     assert ended(waiting) and isinstance(errors[0], MemoryError)
     first.commit(8, [])  # by the thread that is free again
     assert ended(behind) and isinstance(more[0], MemoryError)  # 16 rows never fit
+
+
+class Engine:
+    """Both halves of the connector over the store."""
+
+    def __init__(self, max_bytes: int = 1 << 20) -> None:
+        self.samples = Samples(MooncakePlaces(ROW), sync=False)
+        self.runner = types.SimpleNamespace(
+            input_batch=types.SimpleNamespace(req_ids=[]),
+            query_start_loc=types.SimpleNamespace(np=[0]),
+        )
+        rows = torch.ones(64, 2, 8, dtype=torch.bfloat16)
+        self.runs = torch.zeros(2, dtype=torch.int32)
+        taps = Taps(self.runner, (1, 2), rows, self.runs, None, None, {})
+        self.sink = sink_of(max_bytes)
+        self.stored = self.sink.store.stored
+        self.worker = TapWorker(taps, self.sink, WorkerSettings(threads=4))
+
+    def step(self, batch: dict[str, tuple[int, int]], *, runs: int = 1) -> None:
+        self.worker.begin()
+        ends = [0]
+        for name, (start, count) in batch.items():
+            self.samples.schedule(name, start, count)
+            ends.append(ends[-1] + count)
+        self.runner.input_batch.req_ids = list(batch)
+        self.runner.query_start_loc.np = ends
+        self.runs += runs
+        self.worker.step(self.samples.take_step())
+
+
+@pytest.fixture
+def failed():
+    """An engine whose sample "a" has failed in the worker, which nobody is told yet."""
+    engine = Engine()
+    engine.samples.open("a", [1] * 8, 8, {})
+    engine.step({"a": (0, 4)})
+    engine.step({"a": (4, 4)}, runs=2)  # not tapped exactly once
+    engine.worker._samples["a"].done.wait(5)
+    return engine
+
+
+def test_a_failure_is_told_once_the_client_knows_where_to_look(failed):
+    assert failed.stored == {}
+    told = failed.samples.finish("a", [1] * 9, aborted=False)
+    failed.step({})
+    failed.worker.shutdown()
+    (marker,) = failed.stored.items()
+    assert marker[0] == told["handle"] + ":error"
+    assert "did not run exactly once" in marker[1]
+    assert failed.worker._samples == {} and failed.sink.room.bytes == 0
+
+
+def test_a_failed_sample_of_an_aborted_request_leaves_no_marker(failed):
+    failed.samples.finish("a", [1] * 9, aborted=True)
+    failed.step({})
+    failed.worker.shutdown()
+    assert failed.stored == {} and failed.worker._samples == {}
+
+
+def test_a_sample_that_fails_in_the_forwards_thread_is_told_as_well():
+    engine = Engine()
+    engine.samples.open("a", [1] * 8, 8, {})
+    engine.step({"a": (0, 4)})
+    engine.samples.schedule("a", 4, 4)
+    engine.runner.input_batch.req_ids = ["b"]
+    engine.worker.step(engine.samples.take_step())
+    assert engine.stored == {} and list(engine.worker._samples) == ["a"]
+    told = engine.samples.finish("a", [1] * 9, aborted=False)
+    engine.step({})
+    engine.worker.shutdown()
+    assert list(engine.stored) == [told["handle"] + ":error"]
+    assert engine.worker._samples == {}
+
+
+def test_a_failure_after_the_client_was_told_is_told_at_once():
+    engine = Engine()
+    engine.sink.store.may.clear()
+    engine.sink.store.put_sample = lambda *args: (
+        engine.sink.store.may.wait(10) and 1 / 0
+    )
+    engine.samples.open("a", [1] * 4, 4, {})
+    engine.step({"a": (0, 4)})
+    told = engine.samples.finish("a", [1] * 5, aborted=False)
+    engine.step({})  # while the sample is being stored
+    assert engine.stored == {}
+    engine.sink.store.may.set()
+    engine.worker.shutdown()
+    assert list(engine.stored) == [told["handle"] + ":error"]
+
+
+def test_a_stopping_server_tells_only_those_who_ask():
+    engine = Engine()
+    engine.samples.open("a", [1] * 8, 8, {})
+    engine.step({"a": (0, 4)})
+    engine.worker.shutdown()
+    assert engine.stored == {} and engine.sink.room.bytes == 0
+
+
+def test_a_sample_that_waits_to_be_stored_makes_others_wait():
+    engine = Engine(10 * ROW.bytes)
+    for name in "ab":
+        engine.samples.open(name, [1] * 8, 8, {})
+    engine.sink.store.may.clear()
+    engine.step({"a": (0, 8), "b": (0, 8)})
+    engine.sink.store.may.set()
+    told = [engine.samples.finish(name, [1] * 9, aborted=False) for name in "ab"]
+    engine.step({})
+    engine.worker.shutdown()
+    assert sorted(engine.stored) == sorted(answer["handle"] for answer in told)
 
 
 def test_an_unknown_way_of_storing_is_refused(monkeypatch):
