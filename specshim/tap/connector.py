@@ -24,6 +24,7 @@ from specshim._storage import storage_problem
 from specshim.patching import LEDGER
 from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
+from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.places import FilePlaces, Places
 from specshim.tap.samples import Samples, StepSamples
 from specshim.tap.sink import FileSink, Sink, supports_locks
@@ -110,6 +111,15 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         problem = storage_problem(storage, create=True)
         if problem is not None:
             raise TapRefused(problem)
+        if role == KVConnectorRole.SCHEDULER:
+            removed = remove_leftovers(storage)
+            if removed:
+                logger.info(
+                    "specshim: removed %d temporary files that a killed server left "
+                    "in %s.",
+                    removed,
+                    storage,
+                )
         if self._locks and not self._sync and not supports_locks(storage):
             self._sync = True  # scheduler and worker find the same
             if role == KVConnectorRole.SCHEDULER:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from specshim._sample_files import temporary_beside
+
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
 _DTYPES = {
@@ -146,7 +148,7 @@ class FileSink:
 
 
 class FileWriter:
-    """One safetensors file: a hidden temporary one until it is complete.
+    """One safetensors file: a hidden temporary one, locked, until it is complete.
 
     Whatever lay under the final name is removed at the start, so that a client can
     never take an older sample for this one.
@@ -155,9 +157,8 @@ class FileWriter:
     def __init__(self, sink: FileSink, path: str, *, lock: bool) -> None:
         self._sink = sink
         self._path = path
-        folder = os.path.dirname(path)
-        os.makedirs(folder, exist_ok=True)
-        self._temporary = os.path.join(folder, f".{secrets.token_hex(16)}.partial")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._temporary = temporary_beside(path)
         self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
         self._fd = -1
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -165,6 +166,8 @@ class FileWriter:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             self._fd = os.open(self._temporary, flags, 0o644)
+            with suppress(OSError):  # where there is no flock, nothing is swept
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.abort()
             raise
