@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 from safetensors.torch import load_file
 
-from specshim.tap.samples import Closed, Opened, Scheduled, StepSamples
+from specshim.tap.places import FilePlaces
+from specshim.tap.samples import Closed, Opened, Samples, Scheduled, StepSamples
 from specshim.tap.sink import FileSink
 from specshim.tap.taps import Taps
 from specshim.tap.worker import TapWorker, WorkerSettings
@@ -213,6 +214,28 @@ def test_a_sample_that_ends_in_the_step_gives_its_path_to_the_next(engine, reaso
     within(5, engine.step, {"new": (0, 4)}, opened={"new": at(engine, "a", 4)}, **end)
     assert engine.finish() == ["a"]
     assert torch.equal(load_file(engine.path("a"))["hidden_states"], value("new", 0, 4))
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_both_halves_hand_a_path_on_in_one_step(engine, aborted):
+    samples = Samples(FilePlaces(str(engine.folder), True), sync=False)
+    parameters = {"hidden_states_path": "x", "include_output_tokens": True}
+
+    def step(name: str) -> None:
+        samples.open(name, [1, 2, 3], 3, parameters)
+        noted = samples.take_step()
+        batch = {name: (0, 3)}
+        notes = {k: getattr(noted, k) for k in ("opened", "closed", "dropped")}
+        samples.schedule(name, 0, 3), samples.take_step()
+        within(5, engine.step, batch, **notes)
+
+    step("old")
+    samples.finish("old", [1, 2, 3, 4], aborted=aborted)
+    step("new")
+    samples.finish("new", [1, 2, 3, 5], aborted=False)
+    engine.worker.step(samples.take_ended())  # as where both share a process
+    assert engine.finish() == ["x"]
+    assert torch.equal(load_file(engine.path("x"))["hidden_states"], value("new", 0, 3))
 
 
 @pytest.mark.parametrize("end", ["closed", "dropped"])
