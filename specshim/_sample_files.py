@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import struct
 import sys
@@ -45,14 +46,24 @@ def sample_labels(
     }
 
 
+def temporary_beside(path: str) -> str:
+    """A hidden name in the folder of ``path`` that no other file has."""
+    hidden = f".{secrets.token_hex(16)}.partial"
+    return os.path.join(os.path.dirname(path), hidden)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether :func:`temporary_beside` may have made this name."""
+    return re.fullmatch(r"\.[0-9a-f]{32}\.partial", name) is not None
+
+
 @contextmanager
 def whole_file(path: str) -> Iterator[str]:
     """A temporary name beside ``path``: what is written there gets the name at the end.
 
     After an exception there is nothing under either name.
     """
-    hidden = f".{secrets.token_hex(16)}.partial"
-    temporary = os.path.join(os.path.dirname(path), hidden)
+    temporary = temporary_beside(path)
     try:
         yield temporary
         os.rename(temporary, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,17 +16,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.sampling_params import RequestOutputKind
 
-from specshim import _vllm_facts as facts
-from specshim._backends import BACKEND_KEY, BACKENDS, FILE
-from specshim._sample_files import sample_labels
 from specshim._storage import storage_problem
 from specshim.patching import LEDGER
 from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
-from specshim.tap.places import FilePlaces, Places
+from specshim.tap.leftovers import remove_leftovers
+from specshim.tap.outlet import outlet_of, raise_file_limit
 from specshim.tap.samples import Samples, StepSamples
-from specshim.tap.sink import FileSink, Sink, supports_locks
-from specshim.tap.worker import TapWorker, WorkerSettings
+from specshim.tap.sink import supports_locks
+from specshim.tap.worker import TapWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,7 +61,10 @@ def layer_ids_of(vllm_config: VllmConfig) -> tuple[int, ...]:
 
 
 class TapConnector(KVConnectorBase_V1, SupportsHMA):
-    """Streams tapped hidden states to files; holds no KV block and delays none."""
+    """Sends tapped hidden states to files or to Mooncake, as its outlet says.
+
+    It holds no KV block and delays none.
+    """
 
     def __init__(
         self,
@@ -77,40 +77,30 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._config = vllm_config
         self._layer_ids = layer_ids_of(vllm_config)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._extra: dict[str, Any] = dict(extra or {})
-        self._locks = bool(self._extra.get("use_synchronization_lock", True))
-        self._sync = bool(self._extra.get("sync", False))
+        self._outlet = outlet_of(vllm_config, self._layer_ids)
+        self._sync = bool(self._outlet.extra.get("sync", False))
         self._worker: TapWorker | None = None
         self._samples: Samples | None = None
-        self._backend = str(self._extra.get(BACKEND_KEY) or FILE)
-        if self._backend not in BACKENDS:
-            raise TapRefused(
-                f"{BACKEND_KEY} in kv_connector_extra_config is {self._backend!r}; it "
-                f"takes {', '.join(BACKENDS)}"
-            )
-        places = self._places(role)
+        if self._outlet.storage is not None:
+            self._check_storage(self._outlet.storage, role)
+        places = self._outlet.places()  # in both halves: what is missing shows early
         if role == KVConnectorRole.SCHEDULER:
             self._samples = Samples(places, self._sync)
-
-    def _places(self, role: KVConnectorRole) -> Places:
-        if self._backend == "mooncake":
-            from specshim.tap.mooncake import MooncakePlaces, RowShape
-
-            model = self._config.model_config
-            return MooncakePlaces(
-                RowShape(len(self._layer_ids), model.get_hidden_size(), model.dtype)
-            )
-        storage = str(self._extra.get("shared_storage_path", facts.STOCK_STORAGE))
-        self._check_storage(storage, role)
-        custom = bool(self._extra.get("allow_custom_save_path", False))
-        return FilePlaces(storage, custom)
 
     def _check_storage(self, storage: str, role: KVConnectorRole) -> None:
         problem = storage_problem(storage, create=True)
         if problem is not None:
             raise TapRefused(problem)
-        if self._locks and not self._sync and not supports_locks(storage):
+        if role == KVConnectorRole.SCHEDULER:
+            removed = remove_leftovers(storage)
+            if removed:
+                logger.info(
+                    "specshim: removed %d temporary files that a killed server left "
+                    "in %s.",
+                    removed,
+                    storage,
+                )
+        if self._outlet.locks and not self._sync and not supports_locks(storage):
             self._sync = True  # scheduler and worker find the same
             if role == KVConnectorRole.SCHEDULER:
                 logger.warning(
@@ -139,52 +129,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             )
         if get_tensor_model_parallel_rank() != 0:
             return  # rank 0 holds the same rows and writes them
-        settings = WorkerSettings(
-            threads=self._writer_threads(),
-            max_backlog_bytes=int(
-                self._extra.get("max_backlog_bytes", WorkerSettings.max_backlog_bytes)
-            ),
-            max_backlog_seconds=float(
-                self._extra.get(
-                    "max_backlog_seconds", WorkerSettings.max_backlog_seconds
-                )
-            ),
-            sync=self._sync,
-        )
-        _raise_file_limit(self._config.scheduler_config.max_num_seqs)
-        self._worker = TapWorker(taps, self._sink(taps), settings)
-
-    def _writer_threads(self) -> int:
-        default: Any = WorkerSettings.threads
-        if self._backend == "mooncake":
-            default = self._mooncake_settings().get("num_writer_threads", 4)
-        return int(self._extra.get("num_writer_threads", default))
-
-    def _mooncake_settings(self) -> Mapping[str, Any]:
-        settings = self._extra.get("mooncake")
-        return settings if isinstance(settings, Mapping) else {}
-
-    def _sink(self, taps: Any) -> Sink:
-        if self._backend == "mooncake":
-            from specshim.tap.mooncake import MAX_BUFFER_BYTES, MooncakeSink, RowShape
-
-            return MooncakeSink(
-                RowShape(taps.rows.shape[1], taps.rows.shape[2], taps.rows.dtype),
-                self._mooncake_settings(),
-                int(self._extra.get("max_buffer_bytes", MAX_BUFFER_BYTES)),
-            )
-        kind = FileSink
-        if self._backend == "fp8":
-            from specshim.tap.fp8 import FP8Sink
-
-            kind = FP8Sink
-        return kind(
-            slots=taps.rows.shape[1],
-            hidden=taps.rows.shape[2],
-            dtype=str(taps.rows.dtype).removeprefix("torch."),
-            metadata=sample_labels(self._config, self._layer_ids, "tap"),
-            lock=self._locks,
-        )
+        raise_file_limit(self._config.scheduler_config.max_num_seqs)
+        sink = self._outlet.sink(taps)
+        self._worker = TapWorker(taps, sink, self._outlet.settings(sync=self._sync))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Before the forward of a step."""
@@ -273,7 +220,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Tell the client where its file is; the blocks are free at once."""
+        """Tell the client where its sample is; the blocks are free at once."""
         from vllm.v1.request import RequestStatus
 
         assert self._samples is not None
@@ -313,24 +260,6 @@ def _why() -> str:
             "SPECSHIM=0"
         )
     return f"its hook {LOADED_MODEL.id} is {entry.state}: {entry.reason}"
-
-
-def _raise_file_limit(max_num_seqs: int) -> None:
-    """Each open sample has two descriptors; only vLLM's API server raises the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    infinite = resource.RLIM_INFINITY
-    needed = 2 * max_num_seqs + 512
-    if hard != infinite and hard < needed:
-        logger.warning(
-            "specshim: %d requests at a time may need %d open files, and the limit is "
-            "%d; raise it with `ulimit -Hn`.",
-            max_num_seqs,
-            needed,
-            hard,
-        )
-    if soft != infinite and soft < needed:
-        most = needed if hard == infinite else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _parameters(sampling_params: Any) -> dict[str, Any]:

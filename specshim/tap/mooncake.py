@@ -17,11 +17,15 @@ import torch
 
 from specshim.tap.hs_connectors import load
 from specshim.tap.layers import TapRefused
+from specshim.tap.room import Room
 
 logger = logging.getLogger("vllm.specshim")
 
 MAX_BUFFER_BYTES = 4 << 30
 """Default bound of the host memory in which samples are put together."""
+
+WRITERS = 4
+"""Default number of writer threads; hs_connectors' own connector has as many."""
 
 _KEY_LIMIT = 100
 _RETRY_AFTER = (0.1, 0.5, 2.0)  # a full store makes room for a small object
@@ -115,56 +119,6 @@ class MooncakePlaces:
         return self.form.manifest(handle, self._row, rows, ids, with_output=with_output)
 
 
-class Room:
-    """A bound on the bytes of samples that are being put together.
-
-    Whoever needs more waits only for samples that are on their way to the store: those
-    end by themselves, whereas incomplete ones may be waiting for the caller's thread.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._used = 0
-        self._leaving = 0
-        self._changed = threading.Condition()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes reserved now."""
-        with self._changed:
-            return self._used
-
-    def take(self, size: int) -> None:
-        """Reserve ``size`` bytes.
-
-        Raises:
-            MemoryError: incomplete samples leave no room for them.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._used + size <= self.max_bytes or not self._leaving
-            )
-            if self._used + size > self.max_bytes:
-                raise MemoryError(
-                    f"the samples under way need more than {self.max_bytes} bytes of "
-                    "memory; raise max_buffer_bytes in kv_connector_extra_config or "
-                    "lower --max-num-seqs"
-                )
-            self._used += size
-
-    def leaving(self, samples: int) -> None:
-        """``samples`` more (or, negative, fewer) samples are being stored."""
-        with self._changed:
-            self._leaving += samples
-            self._changed.notify_all()
-
-    def release(self, size: int) -> None:
-        """Give back what was taken."""
-        with self._changed:
-            self._used -= size
-            self._changed.notify_all()
-
-
 class MooncakeSink:
     """Puts whole samples into the store; its object spans a sample, so rows wait.
 
@@ -174,6 +128,7 @@ class MooncakeSink:
         max_bytes: bound of the memory in which rows wait for the rest of their sample.
             hs_connectors adds a staging buffer per writer thread, as large as the
             largest sample.
+        writers: number of those threads.
 
     Raises:
         TapRefused: hs_connectors or Mooncake is not usable here.
@@ -186,10 +141,11 @@ class MooncakeSink:
         row: RowShape,
         settings: Mapping[str, Any],
         max_bytes: int = MAX_BUFFER_BYTES,
+        writers: int = WRITERS,
     ) -> None:
         self.form = Form()
         self.row = row
-        self.room = Room(max_bytes)
+        self.room = Room(max_bytes, writers)
         module = self.form.module
         config = module.MooncakeStoreConfig.from_dict(dict(settings))
         self.store = module.MooncakeHiddenStatesStore(config)
@@ -225,27 +181,33 @@ class MooncakeWriter:
         states = states.view(-1, row.slots, row.hidden)
         self._sink.form.module.assert_finite("hidden_states", states)
         end = start + len(states)
-        with self._guard:
+        with self._sink.room.turn(self._guard):
             self._grow(end)
             assert self._buffer is not None
             self._buffer[start:end] = states
 
     def _grow(self, rows: int) -> None:
         """Room for ``rows`` rows, or for all where their number is known."""
-        before, row = self._buffer, self._sink.row
+        before, row, room = self._buffer, self._sink.row, self._sink.room
         have = 0 if before is None else len(before)
         if rows <= have:
             return
-        more = max(rows, self._rows, 2 * have) - have
-        self._sink.room.take(more * row.bytes)
+        size = max(rows, self._rows, 2 * have)
+        room.take(self._key, size * row.bytes)
         try:
-            buffer = torch.empty(have + more, row.slots, row.hidden, dtype=row.dtype)
+            buffer = torch.empty(size, row.slots, row.hidden, dtype=row.dtype)
         except RuntimeError as error:
-            self._sink.room.release(more * row.bytes)
-            raise MemoryError(f"no memory for {have + more} rows") from error
+            room.release(size * row.bytes)
+            raise MemoryError(f"no memory for {size} rows") from error
         if before is not None:
             buffer[:have] = before
         self._buffer = buffer
+        del before
+        room.release(have * row.bytes)
+
+    def ending(self) -> None:
+        """Others may wait for the room of this sample from now on."""
+        self._sink.room.leaving(self._key)
 
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """Store the sample; the object becomes visible at once and whole."""
@@ -255,18 +217,18 @@ class MooncakeWriter:
             "hidden_states": self._buffer[:rows],
             "token_ids": torch.tensor(list(token_ids), dtype=torch.int64),
         }
-        sink.room.leaving(1)
         try:
             sink.store.put_sample(self._address(rows, len(token_ids)), tensors)
         finally:
+            del tensors
             self._free()
-            sink.room.leaving(-1)
 
-    def abort(self, reason: str | None = None) -> None:
-        """Store the reason in the sample's place, so that its client need not wait."""
+    def abort(self) -> None:
+        """Give its memory back; nothing is stored."""
         self._free()
-        if reason is None:
-            return
+
+    def report(self, reason: str) -> None:
+        """Store the reason in the sample's place, so that its client need not wait."""
         address, store = self._address(0, 0), self._sink.store
         for seconds in (*_RETRY_AFTER, None):
             try:
@@ -295,4 +257,6 @@ class MooncakeWriter:
         with self._guard:
             buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            self._sink.room.release(len(buffer) * self._sink.row.bytes)
+            size, buffer = len(buffer) * self._sink.row.bytes, None
+            self._sink.room.release(size)
+        self._sink.room.left(self._key)

@@ -1,4 +1,4 @@
-"""The scheduler's half: which request gets which file, and which rows it was given."""
+"""The scheduler's half: which request gets which sample, and which rows it had."""
 
 from __future__ import annotations
 
@@ -148,10 +148,10 @@ class Samples:
         if with_output and self._sync:
             sample.failure = (
                 "include_output_tokens needs the lock protocol; the server runs with "
-                "sync, which completes files before the last token is known"
+                "sync, which completes samples before the last token is known"
             )
         elif streamed and asked is None and request_id.startswith(_OF_THE_SERVER):
-            sample.failure = "streamed responses cannot tell where the file is"
+            sample.failure = "streamed responses cannot tell where the sample is"
         else:
             try:
                 sample.path = self._places.choose(request_id, parameters)
@@ -199,7 +199,8 @@ class Samples:
     ) -> dict[str, Any] | None:
         """A request has ended; returns the response's ``kv_transfer_params``.
 
-        ``hidden_states_path`` where there is or will be a file, else
+        What the backend tells of a sample that is or will be there: the path of a
+        file, or the key or manifest of an object in Mooncake (``Places.tell``). Else
         ``hidden_states_error`` with the reason; None for an aborted request.
         """
         first = self._shared.pop(request_id, None)

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from specshim._sample_files import temporary_beside
+
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
 _DTYPES = {
@@ -30,14 +32,22 @@ class SampleWriter(Protocol):
     def write(self, start: int, rows: memoryview) -> None:
         """Take the bytes of consecutive rows, the first being row ``start``."""
 
+    def ending(self) -> None:
+        """No more rows will come; what came may still be on its way to ``write``.
+
+        Called at most once, before ``commit`` or ``abort``; may be left out.
+        """
+
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """All ``rows`` rows are written: make the sample visible, complete."""
 
-    def abort(self, reason: str | None = None) -> None:
-        """Instead of ``commit``, or after it failed: leave nothing of the sample.
+    def abort(self) -> None:
+        """Instead of ``commit``, or after it failed: leave nothing of the sample."""
 
-        ``reason`` is for a client that may wait for it, where the transport can tell
-        it; None where nobody will ask.
+    def report(self, reason: str) -> None:
+        """After ``abort``: the client knows the handle; tell it why there is no sample.
+
+        Only where its transport has a way to, and not before it may look there.
         """
 
     def discard(self) -> None:
@@ -138,7 +148,7 @@ class FileSink:
 
 
 class FileWriter:
-    """One safetensors file: a hidden temporary one until it is complete.
+    """One safetensors file: a hidden temporary one, locked, until it is complete.
 
     Whatever lay under the final name is removed at the start, so that a client can
     never take an older sample for this one.
@@ -147,9 +157,8 @@ class FileWriter:
     def __init__(self, sink: FileSink, path: str, *, lock: bool) -> None:
         self._sink = sink
         self._path = path
-        folder = os.path.dirname(path)
-        os.makedirs(folder, exist_ok=True)
-        self._temporary = os.path.join(folder, f".{secrets.token_hex(16)}.partial")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._temporary = temporary_beside(path)
         self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
         self._fd = -1
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -157,6 +166,8 @@ class FileWriter:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             self._fd = os.open(self._temporary, flags, 0o644)
+            with suppress(OSError):  # where there is no flock, nothing is swept
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.abort()
             raise
@@ -165,6 +176,9 @@ class FileWriter:
         """Write rows at their final place; see :class:`SampleWriter`."""
         offset = self._sink.base + start * self._sink.row_bytes
         _write_all(self._fd, rows, offset)
+
+    def ending(self) -> None:
+        """Nothing to do: rows are in the file already."""
 
     def tails(self, rows: int, token_ids: Sequence[int]) -> list[Tail]:
         """What follows the rows; the widest type first, so that all are aligned."""
@@ -186,12 +200,15 @@ class FileWriter:
         os.rename(self._temporary, self._path)
         self._unlock()
 
-    def abort(self, reason: str | None = None) -> None:
+    def abort(self) -> None:
         """Remove the temporary file; a client that waits finds no file."""
         with suppress(OSError):
             self._close()
         _remove(self._temporary)
         self._unlock(remove=True)
+
+    def report(self, reason: str) -> None:
+        """Nothing to do: the lock is gone, and there is no file."""
 
     def discard(self) -> None:
         """Remove the complete file and its lock file."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
+from specshim.tap.outgoing import Job, OutgoingSample
 from specshim.tap.rows import RowsUnknown, batch_rows
 from specshim.tap.samples import Closed, Opened, StepSamples
-from specshim.tap.sink import SampleWriter, Sink
+from specshim.tap.sink import Sink
 from specshim.tap.snapshot import HostRows, Snapshots
 from specshim.tap.taps import Taps
 
@@ -25,99 +25,6 @@ _NOT_TAPPED = (
 )
 
 
-class _Sample:
-    """One sample being written. The forward's thread adds, writer threads finish."""
-
-    def __init__(
-        self,
-        request_id: str,
-        opened: Opened,
-        writer: SampleWriter,
-        run: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self.request_id = request_id
-        self.rows = opened.rows
-        self.token_ids = opened.token_ids
-        self.covered = 0
-        self.done = threading.Event()
-        self._writer = writer
-        self._run = run  # what the forward's thread has to do at the end
-        self._lock = threading.Lock()
-        self._pending = 0
-        self._ended = False  # no more rows will come
-        self._finishing = False
-        self._discarded = False
-        self._failure: str | None = None
-
-    def is_covered(self) -> bool:
-        """Whether all its rows have been handed on; unknown sizes never are."""
-        return self.rows is not None and self.covered >= self.rows
-
-    def add(self) -> None:
-        """One more piece is on its way."""
-        with self._lock:
-            self._pending += 1
-
-    def piece_done(self, failure: str | None) -> None:
-        """A piece is written, or could not be."""
-        with self._lock:
-            self._pending -= 1
-            self._failure = self._failure or failure
-            last = self._take_end()
-        if last:
-            self._finish()
-
-    def end(self, failure: str | None = None) -> None:
-        """No more rows: finish as soon as the pieces under way are done."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-            self._failure = self._failure or failure
-            last = self._take_end()
-        if last:
-            self._run(self._finish)
-
-    def write(self, start: int, piece: memoryview) -> None:
-        """Hand rows to the sink."""
-        self._writer.write(start, piece)
-
-    def discard(self, reason: str) -> None:
-        """Nobody will be told of this sample: leave nothing behind, complete or not."""
-        with self._lock:
-            self._discarded = True
-            if not self._finishing:
-                self._failure = self._failure or reason
-            complete = self.done.is_set() and self._failure is None
-        if complete:
-            self._run(self._writer.discard)
-        self.end(reason)
-
-    def _take_end(self) -> bool:
-        """Under the lock: whether the caller is the one to finish the sample."""
-        last = self._ended and self._pending == 0 and not self._finishing
-        self._finishing = self._finishing or last
-        return last
-
-    def _finish(self) -> None:
-        """Commit or abort; called once, by whichever thread ends the sample."""
-        if self._failure is None:
-            try:
-                assert self.rows is not None
-                self._writer.commit(self.rows, self.token_ids)
-            except Exception as error:  # whatever it is, the sample has failed
-                self._failure = f"it could not be completed: {error}"
-        if self._failure is not None:
-            self._writer.abort(None if self._discarded else self._failure)
-            log = logger.debug if self._discarded else logger.warning
-            log("No hidden states for request %s: %s", self.request_id, self._failure)
-        with self._lock:
-            self.done.set()
-            late = self._discarded and self._failure is None
-        if late:
-            self._writer.discard()
-
-
 @dataclass(frozen=True)
 class WorkerSettings:
     """Bounds of the writing side; see ``kv_connector_extra_config`` in the README."""
@@ -126,6 +33,7 @@ class WorkerSettings:
     max_backlog_bytes: int = 2 << 30
     max_backlog_seconds: float = 4.0
     sync: bool = False
+    path_wait_seconds: float = 5.0  # for the sample before on the same path
 
 
 class TapWorker:
@@ -139,8 +47,8 @@ class TapWorker:
         self._backlog = Backlog(
             settings.max_backlog_bytes, settings.max_backlog_seconds
         )
-        self._samples: dict[str, _Sample] = {}
-        self._by_path: WeakValueDictionary[str, _Sample] = WeakValueDictionary()
+        self._samples: dict[str, OutgoingSample] = {}
+        self._by_path: WeakValueDictionary[str, OutgoingSample] = WeakValueDictionary()
         self._pool = ThreadPoolExecutor(
             settings.threads,
             thread_name_prefix="specshim-writer",
@@ -152,7 +60,16 @@ class TapWorker:
         self._taps.runs.zero_()
 
     def step(self, step: StepSamples) -> None:
-        """After a step's forward, or in a step without one."""
+        """After a step's forward, or in a step without one.
+
+        What has ended comes first: its path may be used again in the same step, and
+        so may its id. The scheduler's half never notes the end of what it opens in
+        the same step, and all rows of what has ended came in earlier ones.
+        """
+        for request_id, closed in step.closed.items():
+            self.close(request_id, closed)
+        for request_id, reason in step.dropped.items():
+            self.discard(request_id, reason)
         for request_id, opened in step.opened.items():
             self._open(request_id, opened)
         try:
@@ -161,18 +78,22 @@ class TapWorker:
             completed = []
             for request_id in step.scheduled:
                 self.drop(request_id, f"its rows could not be taken: {error}")
-        for request_id, closed in step.closed.items():
-            self.close(request_id, closed)
-        for request_id, reason in step.dropped.items():
-            self.discard(request_id, reason)
         if self._settings.sync:
             for sample in completed:
                 sample.done.wait()
 
     def _open(self, request_id: str, opened: Opened) -> None:
         earlier = self._by_path.get(opened.path)
-        if earlier is not None:
-            earlier.done.wait()  # a path that clients choose may be in use still
+        if earlier is not None:  # a path that clients choose may be in use still
+            seconds = self._settings.path_wait_seconds
+            if not (earlier.ended and earlier.done.wait(seconds)):
+                logger.warning(
+                    "No hidden states for request %s: the sample before it on %s is "
+                    "not complete yet; name another hidden_states_path",
+                    request_id,
+                    opened.path,
+                )
+                return
         try:
             writer = self._sink.open(
                 opened.path, announced=not self._settings.sync, rows=opened.rows
@@ -181,19 +102,21 @@ class TapWorker:
             logger.warning("No hidden states for request %s: %s", request_id, error)
             return
         run = self._run_later if self._sink.slow else _run_now
-        sample = _Sample(request_id, opened, writer, run)
+        sample = OutgoingSample(request_id, opened, writer, run)
         self._samples[request_id] = self._by_path[opened.path] = sample
 
-    def _run_later(self, finish: Callable[[], None]) -> None:
+    def _run_later(self, job: Job, before: Job | None) -> None:
         """On a writer's thread; until then it is part of the backlog."""
         ticket = self._backlog.admit(0)
-        job = self._pool.submit(finish)
-        job.add_done_callback(lambda _: self._backlog.release(ticket))
+        if before is not None:
+            before()
+        running = self._pool.submit(job)
+        running.add_done_callback(lambda _: self._backlog.release(ticket))
 
-    def _record(self, step: StepSamples) -> list[_Sample]:
+    def _record(self, step: StepSamples) -> list[OutgoingSample]:
         """Send this step's rows on their way; returns the samples now fully covered."""
         known = (self._samples.get(request_id) for request_id in step.scheduled)
-        if all(sample is None or sample.is_covered() for sample in known):
+        if all(sample is None or sample.ended for sample in known):
             return []  # as in every step that only decodes
         counts = {i: rows.count for i, rows in step.scheduled.items()}
         try:
@@ -206,7 +129,7 @@ class TapWorker:
         completed = []
         for request_id, scheduled in step.scheduled.items():
             sample = self._samples.get(request_id)
-            if sample is None or sample.is_covered():
+            if sample is None or sample.ended:
                 continue
             start, count = scheduled.start, scheduled.count
             if start > sample.covered:
@@ -220,18 +143,22 @@ class TapWorker:
             if sample.is_covered():
                 completed.append(sample)
         if pieces:
-            self._submit(pieces)
-        for sample in completed:
-            sample.end()
+            self._submit(pieces, completed)
         return completed
 
-    def _submit(self, pieces: list[tuple[_Sample, int, int, int]]) -> None:
-        for sample, *_ in pieces:
-            sample.add()
+    def _submit(
+        self,
+        pieces: list[tuple[OutgoingSample, int, int, int]],
+        completed: list[OutgoingSample],
+    ) -> None:
         first = min(row for _, _, row, _ in pieces)
         last = max(row + count for _, _, row, count in pieces)
         size = (last - first) * self._taps.rows[0].nbytes
         left = _Countdown(len(pieces), self._backlog, self._backlog.admit(size))
+        for sample, *_ in pieces:
+            sample.add()
+        for sample in completed:  # before a writer sees their rows, and needs room
+            sample.end()
         started = 0
         try:
             rows = self._snapshots.take(first, last)
@@ -250,17 +177,21 @@ class TapWorker:
     def close(self, request_id: str, closed: Closed) -> None:
         """The client is told of the sample, whose size is known now at the latest."""
         sample = self._samples.pop(request_id, None)
-        if sample is None or sample.is_covered():
+        if sample is None:
             return
-        sample.rows, sample.token_ids = closed.rows, closed.token_ids
-        short = sample.covered < closed.rows
-        sample.end(
-            f"only {sample.covered} of {closed.rows} rows arrived" if short else None
-        )
+        if not sample.ended:
+            sample.rows, sample.token_ids = closed.rows, closed.token_ids
+            short = f"only {sample.covered} of {closed.rows} rows arrived"
+            sample.end(short if sample.covered < closed.rows else None)
+        sample.tell()
 
     def drop(self, request_id: str, reason: str) -> None:
-        """The sample has failed, and the log says so."""
-        sample = self._samples.pop(request_id, None)
+        """The sample has failed, and the log says so.
+
+        It is kept until its request ends: then the client is told the reason, or it
+        has gone and nothing may be left for it.
+        """
+        sample = self._samples.get(request_id)
         if sample is not None:
             sample.end(reason)
 
@@ -273,13 +204,13 @@ class TapWorker:
     def shutdown(self) -> None:
         """Finish what is under way; drop what still lacks rows."""
         for request_id, sample in list(self._samples.items()):
-            if not sample.is_covered():
+            if not sample.ended:
                 self.drop(request_id, "the server stopped before it was complete")
         self._pool.shutdown(wait=True)
 
 
-def _run_now(finish: Callable[[], None]) -> None:
-    finish()
+def _run_now(job: Job, before: Job | None) -> None:
+    job()
 
 
 class _Countdown:
@@ -301,7 +232,7 @@ class _Countdown:
 
 
 def _write_piece(
-    sample: _Sample, rows: HostRows, start: int, offset: int, count: int
+    sample: OutgoingSample, rows: HostRows, start: int, offset: int, count: int
 ) -> None:
     failure = None
     try:

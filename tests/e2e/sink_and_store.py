@@ -74,26 +74,27 @@ def main() -> None:
     # A client that waits is told what went wrong; of an aborted request nobody is.
     handle, writer = begin("b", 11)
     write(writer, states)
-    writer.abort("the disk of nobody is full")
+    writer.abort()
+    writer.report("the disk of nobody is full")
     assert "the disk of nobody is full" in failure(handle, 11)
     handle, writer = begin("c", 11)
     write(writer, states)
-    writer.abort(None)
+    writer.abort()
     assert "Timed out" in failure(handle, 11, seconds=0.3)
     # Rows that are not finite never leave, as from hs_connectors' own connector.
     bad = states.clone()
     bad[9, 1, 2] = float("nan")
     _, writer = begin("d", 11)
     assert "Non-finite" in refused(RuntimeError, writer, bad)
-    writer.abort(None)
+    writer.abort()
     # The bound on samples under way; what was given up makes room again.
     large = torch.zeros(MIB // ROW.bytes, 3, 8, dtype=torch.bfloat16)
     (_, first), (_, second) = begin("e", len(large)), begin("f", 11)
     write(first, large)
     assert "raise max_buffer_bytes" in refused(MemoryError, second, states)
-    first.abort(None)
+    first.abort()
     write(second, states)
-    second.abort(None)
+    second.abort()
     # What does not fit into the store is told by the exception that fails the sample.
     # (A full store evicts at will, so nothing is read from here on.)
     sink.room.max_bytes = 64 * MIB
@@ -103,7 +104,8 @@ def main() -> None:
     try:
         writer.commit(len(huge), range(len(huge)))
     except RuntimeError as error:
-        writer.abort(f"it could not be completed: {error}")
+        writer.abort()
+        writer.report(f"it could not be completed: {error}")
     else:
         raise AssertionError("40 MiB went into 32")
     assert sink.room.bytes == 0

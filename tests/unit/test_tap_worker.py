@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import types
 
 import pytest
@@ -12,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 from safetensors.torch import load_file
 
-from specshim.tap.samples import Closed, Opened, Scheduled, StepSamples
+from specshim.tap.places import FilePlaces
+from specshim.tap.samples import Closed, Opened, Samples, Scheduled, StepSamples
 from specshim.tap.sink import FileSink
 from specshim.tap.taps import Taps
 from specshim.tap.worker import TapWorker, WorkerSettings
@@ -197,6 +199,103 @@ def test_a_path_in_use_is_waited_for_and_never_served_twice(engine):
     engine.step({"b": (4, 4)})
     engine.finish()
     assert torch.equal(load_file(engine.path("a"))["hidden_states"], value("b", 0, 8))
+
+
+def at(engine, path: str, rows: int | None) -> Opened:
+    return Opened(engine.path(path), rows, tuple(range(rows or 0)))
+
+
+@pytest.mark.parametrize("reason", ["the request was aborted", None])
+def test_a_sample_that_ends_in_the_step_gives_its_path_to_the_next(engine, reason):
+    engine.step({"old": (0, 3)}, opened={"old": at(engine, "a", None)})
+    end = {"closed": {"old": Closed(3, (0, 1, 2))}}
+    if reason is not None:
+        end = {"dropped": {"old": reason}}
+    within(5, engine.step, {"new": (0, 4)}, opened={"new": at(engine, "a", 4)}, **end)
+    assert engine.finish() == ["a"]
+    assert torch.equal(load_file(engine.path("a"))["hidden_states"], value("new", 0, 4))
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_both_halves_hand_a_path_on_in_one_step(engine, aborted):
+    samples = Samples(FilePlaces(str(engine.folder), True), sync=False)
+    parameters = {"hidden_states_path": "x", "include_output_tokens": True}
+
+    def step(name: str) -> None:
+        samples.open(name, [1, 2, 3], 3, parameters)
+        noted = samples.take_step()
+        batch = {name: (0, 3)}
+        notes = {k: getattr(noted, k) for k in ("opened", "closed", "dropped")}
+        samples.schedule(name, 0, 3), samples.take_step()
+        within(5, engine.step, batch, **notes)
+
+    step("old")
+    samples.finish("old", [1, 2, 3, 4], aborted=aborted)
+    step("new")
+    samples.finish("new", [1, 2, 3, 5], aborted=False)
+    engine.worker.step(samples.take_ended())  # as where both share a process
+    assert engine.finish() == ["x"]
+    assert torch.equal(load_file(engine.path("x"))["hidden_states"], value("new", 0, 3))
+
+
+@pytest.mark.parametrize("end", ["closed", "dropped"])
+def test_an_id_that_ends_and_comes_again_in_one_step_is_a_new_sample(engine, end):
+    engine.step({"a": (0, 3)}, opened={"a": at(engine, "a", None)})
+    ends = {"a": Closed(3, (0, 1, 2)) if end == "closed" else "aborted"}
+    within(
+        5, engine.step, {"a": (0, 4)}, opened={"a": at(engine, "a", 4)}, **{end: ends}
+    )
+    assert engine.finish() == ["a"]
+    check(engine, "a", 4)
+
+
+def test_a_path_that_stays_in_use_fails_the_new_sample(tmp_path, monkeypatch, caplog):
+    engine = Engine(tmp_path, path_wait_seconds=0.1)
+    go_on, rename = threading.Event(), os.rename
+    monkeypatch.setattr(os, "rename", lambda *a: (go_on.wait(20), rename(*a)))
+    engine.step({"old": (0, 4)}, opened={"old": at(engine, "a", 4)})
+    within(
+        5,
+        engine.step,
+        {"new": (0, 4)},
+        opened={"new": at(engine, "a", 4)},
+        closed={"old": Closed(4, (0, 1, 2, 3))},
+    )
+    go_on.set()
+    assert engine.finish() == ["a"]
+    assert torch.equal(load_file(engine.path("a"))["hidden_states"], value("old", 0, 4))
+    assert "No hidden states for request new: the sample before it" in caplog.text
+
+
+def test_an_aborted_sample_is_gone_before_its_path_is_used_again(engine, monkeypatch):
+    reached, go_on = threading.Event(), threading.Event()
+    rename, unlink = os.rename, os.unlink
+
+    def slow_rename(source, target):
+        reached.set()
+        go_on.wait(5)
+        rename(source, target)
+
+    def slow_unlink(path, **options):
+        if threading.current_thread().name.startswith("specshim-writer"):
+            time.sleep(0.3)  # the writer removes what was aborted meanwhile
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "rename", slow_rename)
+    engine.step({"old": (0, 4)}, opened={"old": at(engine, "a", 4)})
+    assert reached.wait(5)
+    monkeypatch.setattr(os, "unlink", slow_unlink)
+    threading.Timer(0.1, go_on.set).start()
+    engine.step({}, opened={"new": at(engine, "a", 8)}, dropped={"old": "aborted"})
+    time.sleep(0.7)
+    assert os.path.exists(engine.path("a.lock"))  # the new sample's
+
+
+def within(seconds: float, call, *args, **options) -> None:
+    thread = threading.Thread(target=call, args=args, kwargs=options, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "the forward's thread waits for ever"
 
 
 def test_rows_that_cannot_be_taken_fail_the_step_and_not_the_server(

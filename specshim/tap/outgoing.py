@@ -1,0 +1,135 @@
+"""One sample on its way from the forward's thread through the writers to the sink."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from specshim.tap.samples import Opened
+from specshim.tap.sink import SampleWriter
+
+logger = logging.getLogger("vllm.specshim")
+
+Job: TypeAlias = Callable[[], None]
+Run: TypeAlias = "Callable[[Job, Job | None], None]"
+"""Runs the first; the second comes before, as soon as nothing keeps the first back."""
+
+
+class OutgoingSample:
+    """One sample being written. The forward's thread adds, writer threads finish."""
+
+    def __init__(
+        self,
+        request_id: str,
+        opened: Opened,
+        writer: SampleWriter,
+        run: Run,
+    ) -> None:
+        self.request_id = request_id
+        self.rows = opened.rows
+        self.token_ids = opened.token_ids
+        self.covered = 0
+        self.done = threading.Event()
+        self._writer = writer
+        self._run = run  # what the forward's thread has to do at the end
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._ended = False  # set by the forward's thread alone
+        self._finishing = False
+        self._finished = False
+        self._discarded = False
+        self._told = False
+        self._failure: str | None = None
+
+    def is_covered(self) -> bool:
+        """Whether all its rows have been handed on; unknown sizes never are."""
+        return self.rows is not None and self.covered >= self.rows
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more rows are wanted; for the forward's thread."""
+        return self._ended
+
+    def add(self) -> None:
+        """One more piece is on its way."""
+        with self._lock:
+            self._pending += 1
+
+    def piece_done(self, failure: str | None) -> None:
+        """A piece is written, or could not be."""
+        with self._lock:
+            self._pending -= 1
+            self._failure = self._failure or failure
+            last = self._take_end()
+        if last:
+            self._finish()
+
+    def end(self, failure: str | None = None) -> None:
+        """No more rows: finish as soon as the pieces under way are done."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            self._failure = self._failure or failure
+            last = self._take_end()
+            if not last:
+                self._writer.ending()  # under the lock, so before the last piece's end
+        if last:
+            self._run(self._finish, self._writer.ending)
+
+    def write(self, start: int, piece: memoryview) -> None:
+        """Hand rows to the sink."""
+        self._writer.write(start, piece)
+
+    def discard(self, reason: str) -> None:
+        """Nobody will be told of this sample: leave nothing behind, complete or not."""
+        with self._lock:
+            self._discarded = True
+            if not self._finishing:
+                self._failure = self._failure or reason
+            complete = self._finished and self._failure is None
+        if complete:
+            self._run(self._writer.discard, None)
+        self.end(reason)
+
+    def tell(self) -> None:
+        """The client knows the handle; if the sample fails, it is to learn why."""
+        with self._lock:
+            self._told = True
+            failed = self._finished and self._failure is not None
+        if failed:
+            self._run(self._report, None)
+
+    def _report(self) -> None:
+        assert self._failure is not None
+        self._writer.report(self._failure)
+
+    def _take_end(self) -> bool:
+        """Under the lock: whether the caller is the one to finish the sample."""
+        last = self._ended and self._pending == 0 and not self._finishing
+        self._finishing = self._finishing or last
+        return last
+
+    def _finish(self) -> None:
+        """Commit or abort; called once, by whichever thread ends the sample."""
+        if self._failure is None:
+            try:
+                assert self.rows is not None
+                self._writer.commit(self.rows, self.token_ids)
+            except Exception as error:  # whatever it is, the sample has failed
+                self._failure = f"it could not be completed: {error}"
+        if self._failure is not None:
+            self._writer.abort()
+            log = logger.debug if self._discarded else logger.warning
+            log("No hidden states for request %s: %s", self.request_id, self._failure)
+        with self._lock:
+            self._finished = True
+            failed = self._failure is not None
+            unwanted, told = self._discarded, self._told
+        if unwanted and not failed:
+            self._writer.discard()
+        if told and failed:
+            self._report()
+        self.done.set()  # last: then its path may be used again

@@ -1,0 +1,102 @@
+"""Temporary files of a killed server go; those of a living one stay, however old."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specshim._sample_files import whole_file
+from specshim.tap.leftovers import remove_leftovers
+from specshim.tap.sink import FileSink
+
+_SERVER = """
+import sys, time
+from specshim.tap.sink import FileSink
+writer = FileSink(3, 8, "float32", {}).open(sys.argv[1], announced=True)
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def partial_files(folder) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(".partial"))
+
+
+def make_old(folder) -> None:
+    before = time.time() - 3600
+    for name in partial_files(folder):
+        os.utime(folder / name, (before, before), follow_symlinks=False)
+
+
+def test_what_a_killed_server_left_is_removed_and_what_it_writes_is_not(tmp_path):
+    command = [sys.executable, "-c", _SERVER, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "open\n"
+        make_old(tmp_path)
+        assert remove_leftovers(str(tmp_path)) == 0
+        assert len(partial_files(tmp_path)) == 1
+        server.send_signal(signal.SIGKILL)
+    assert remove_leftovers(str(tmp_path)) == 1
+    assert partial_files(tmp_path) == []
+
+
+def test_a_sample_of_this_process_is_completed_after_the_sweep(tmp_path):
+    writer = FileSink(3, 8, "float32", {}).open(str(tmp_path / "a"), announced=True)
+    make_old(tmp_path)
+    assert remove_leftovers(str(tmp_path)) == 0
+    writer.write(0, memoryview(bytes(96)))
+    writer.commit(1, [5])
+    assert (tmp_path / "a").exists()
+
+
+def test_a_young_file_may_be_of_a_writer_that_holds_no_lock(tmp_path):
+    with whole_file(str(tmp_path / "a")) as temporary:
+        open(temporary, "w").close()
+        assert remove_leftovers(str(tmp_path)) == 0
+        make_old(tmp_path)
+        assert remove_leftovers(str(tmp_path)) == 1
+        open(temporary, "w").close()
+
+
+@pytest.mark.parametrize(
+    "name", ["a.partial", ".a.partial", f".{'0' * 32}.safetensors", "0" * 32]
+)
+def test_files_of_others_stay(tmp_path, name):
+    (tmp_path / name).touch()
+    make_old(tmp_path)
+    os.utime(tmp_path / name, (0, 0))
+    assert remove_leftovers(str(tmp_path)) == 0 and os.listdir(tmp_path) == [name]
+
+
+def test_links_and_folders_stay(tmp_path):
+    (tmp_path / "victim").touch()
+    (tmp_path / f".{'0' * 32}.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / f".{'1' * 32}.partial").mkdir()
+    make_old(tmp_path)
+    assert remove_leftovers(str(tmp_path)) == 0
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_without_flock_nobody_knows_and_nothing_is_removed(tmp_path, monkeypatch):
+    (tmp_path / f".{'0' * 32}.partial").touch()
+    make_old(tmp_path)
+
+    def unsupported(*args):
+        raise OSError(37, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", unsupported)
+        assert remove_leftovers(str(tmp_path)) == 0
+    assert remove_leftovers(str(tmp_path)) == 1
+
+
+def test_a_folder_that_is_not_there_is_no_error(tmp_path):
+    assert remove_leftovers(str(tmp_path / "none")) == 0
