@@ -63,7 +63,7 @@ def _cost(config: Any, groups: list[Any]) -> int:
     width = max(len(group.layer_names) for group in groups)
     page = max(group.kv_cache_spec.page_size_bytes for group in groups)
     blocks = layout.request_blocks(config, groups)
-    return width * page * blocks + layout.table_bytes(config, groups)
+    return int(width * page * blocks) + layout.table_bytes(config, groups)
 
 
 def _filled(group: Any, model: list[Any]) -> Any:

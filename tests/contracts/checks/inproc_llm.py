@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 
 def main() -> None:
-    _, outputs = answers("dense", [4, 8])
+    _, outputs = answers("llama", [1, 2])
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         path = Path(output.kv_transfer_params["hidden_states_path"])
         if not path.exists():

@@ -30,11 +30,13 @@ def main() -> None:
     scheduler.finish_requests(aborted, RequestStatus.FINISHED_ABORTED)
     scheduler.scheduler_config.long_prefill_token_threshold = 8
     scheduler.adaptive_long_prefill_threshold = False  # of newer releases
-    engine.add("half", tokens=15)
+    halves = ["half", "another"]  # one alone is computed at once, from 0.32 on
+    for name in halves:
+        engine.add(name, tokens=15)
     engine.step()
-    scheduler.finish_requests("half", RequestStatus.FINISHED_ABORTED)
+    scheduler.finish_requests(halves, RequestStatus.FINISHED_ABORTED)
     engine.drain()
-    assert engine.answers.keys() == {"kept"}
+    assert engine.answers.keys() == {"kept"}, engine.answers
     left = [name for name in engine.files() if name.split(".")[0] not in wanted]
     if left:
         fail(f"left behind: {left}")
