@@ -49,6 +49,30 @@ def in_one_group(config: Any, specs: Specs) -> bool:
     )
 
 
+def grouped_otherwise(config: Any, model: Specs) -> bool:
+    """Whether vLLM may group ``model`` in a way of its own without hidden states.
+
+    That is so with blocks in the host's memory, from 0.30 on, and for GLM-5-Next in
+    0.30 and 0.31: recurrent layers, pools of keys, and else latent attention alone, of
+    which some layers compress.
+    """
+    from vllm.v1.core import kv_cache_utils as utils
+    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+
+    attention = getattr(config, "attention_config", None)
+    if getattr(attention, "hisparse_config", None) is not None:
+        return True
+    if not hasattr(utils, "_get_kv_cache_groups_glm5_next"):
+        return False
+    apart = (MambaSpec, utils.KpoolTailSpec)
+    latent = [spec for spec in model.values() if not isinstance(spec, apart)]
+    return (
+        any(isinstance(spec, MambaSpec) for spec in model.values())
+        and all(type(spec) is MLAAttentionSpec for spec in latent)
+        and any(spec.tokens_per_state > 1 for spec in latent)
+    )
+
+
 def is_packed(config: Any, model: Specs) -> bool:
     """Whether vLLM packs pages of several sizes into a block, so that none need agree.
 
@@ -145,6 +169,17 @@ def request_blocks(config: Any, groups: Sequence[Any]) -> int:
         pages = spec.max_memory_usage_bytes(config) / spec.page_size_bytes
         total += math.ceil(pages)
     return total
+
+
+def table_bytes(config: Any, groups: Sequence[Any]) -> int:
+    """Bytes on the device of the groups' block tables, which no budget counts.
+
+    Each group has one of int32 [max_num_seqs, blocks of the longest request], and the
+    runner V2 a second one, which is what the forward reads.
+    """
+    length = config.model_config.max_model_len
+    row = sum(-(-length // group.kv_cache_spec.block_size) for group in groups)
+    return int(row * config.scheduler_config.max_num_seqs * 4 * 2)
 
 
 def with_spec(group: Any, spec: Any) -> Any:

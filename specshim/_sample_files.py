@@ -117,6 +117,9 @@ WRITERS = frozenset({STOCK, "hs_connectors.fp8_hidden_states_connector"})
 """Modules whose ``_write_tensors`` writes one safetensors file under the given name;
 of any other connector that inherits from the stock one we do not know that."""
 
+LABELLED = frozenset({"hidden_states", "token_ids"})
+"""Tensors of a sample; other files get no labels."""
+
 Save = Callable[..., None]  # (save_file of before, tensors, filename, **options)
 
 
@@ -125,7 +128,8 @@ class WholeWriter:
     """In place of a stock connector's ``_write_tensors``, from 0.22 on.
 
     Called in a writer thread. The lock is released once the file is there, whole and
-    labelled, or once it is certain that it will not be there.
+    labelled, or once it is certain that it will not be there. A sample that cannot be
+    labelled is saved without labels.
     """
 
     write: Callable[..., None]
@@ -136,13 +140,8 @@ class WholeWriter:
     ) -> None:
         try:
             with whole_file(filename) as temporary:
-                if self.labels is None:
+                if not self._labelled(tensors, event, temporary):
                     self.write(tensors, event, temporary, None)
-                else:
-                    room = tensors["token_ids"].new_empty(0)
-                    tensors = {**tensors, room_for(self.labels): room}
-                    self.write(tensors, event, temporary, None)
-                    label(temporary, self.labels)
         except Exception as error:
             say_unwritten(filename, error)
             if lock_fd is not None:
@@ -151,6 +150,21 @@ class WholeWriter:
         finally:
             if lock_fd is not None:
                 os.close(lock_fd)
+
+    def _labelled(self, tensors: dict[str, Any], event: Any, path: str) -> bool:
+        """Write the file with its labels; False where that is not possible."""
+        labels = self.labels
+        if labels is None or not tensors.keys() >= LABELLED:
+            return False
+        room = tensors["token_ids"].new_empty(0)
+        self.write({**tensors, room_for(labels): room}, event, path, None)
+        try:
+            label(path, labels)
+        except Exception as error:
+            self.labels = None  # said once
+            say_unlabelled(error)
+            return False
+        return True
 
 
 def whole_writer(connector: Any) -> WholeWriter | None:
@@ -164,12 +178,19 @@ def whole_writer(connector: Any) -> WholeWriter | None:
 
 
 def say_unwritten(filename: str, error: Exception) -> None:
-    """The sentence for the log."""
+    """Log an error: which sample is missing, and why."""
     logger.error(
-        "No hidden states in %s, because the file could not be written (%s); is the "
-        "disk full?",
+        "No hidden states in %s, because the file could not be written (%s)%s",
         filename,
         error,
+        "; is the disk full?" if isinstance(error, OSError) else ".",
+    )
+
+
+def say_unlabelled(error: Exception) -> None:
+    """Log a warning: from here on files do not say what they are of."""
+    logger.warning(
+        "specshim: files of hidden states are saved without labels (%r).", error
     )
 
 

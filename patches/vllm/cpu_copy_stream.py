@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -21,9 +21,9 @@ def save_kv_layer(
 ) -> Any:
     """Up to 0.23 the copy is made here, for the layer that holds the states."""
     name = args[0] if args else kwargs["layer_name"]
-    if name not in instance.cache_layers or not _on_the_cpu():
+    if name not in instance.cache_layers:
         return wrapped(*args, **kwargs)
-    with cpu_streams():
+    with copying():
         return wrapped(*args, **kwargs)
 
 
@@ -31,10 +31,15 @@ def get_finished(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """From 0.24 the copy is made here, in whatever method a subclass has for it."""
-    if not _on_the_cpu():
+    with copying():
         return wrapped(*args, **kwargs)
-    with cpu_streams():
-        return wrapped(*args, **kwargs)
+
+
+def copying() -> AbstractContextManager[None]:
+    """Around whatever makes a copy of states: nothing where there are CUDA streams."""
+    from vllm.platforms import current_platform
+
+    return cpu_streams() if current_platform.is_cpu() else nullcontext()
 
 
 @contextmanager
@@ -64,12 +69,6 @@ def cpu_streams() -> Iterator[None]:
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
-
-
-def _on_the_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
 
 
 PATCH = Patch(

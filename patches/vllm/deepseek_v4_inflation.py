@@ -18,10 +18,15 @@ NAMES = ("vllm_config", "kv_cache_spec")
 def get_kv_cache_groups(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Group the hidden states apart, in blocks of the size that costs least."""
+    """Group the hidden states apart, in blocks of the size that costs least.
+
+    vLLM groups the model's own layers as it would with the hidden states among them.
+    """
     config, specs = layout.arguments(NAMES, args, kwargs)
     hidden, model = layout.hidden_layers(specs), layout.others(specs)
     if not hidden or not model or layout.in_one_group(config, specs):
+        return wrapped(*args, **kwargs)
+    if layout.grouped_otherwise(config, model):
         return wrapped(*args, **kwargs)
     if not layout.is_packed(config, model):
         return wrapped(*args, **kwargs)

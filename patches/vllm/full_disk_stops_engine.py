@@ -1,4 +1,4 @@
-"""Up to 0.21 one sample that cannot be written ends the server."""
+"""A full disk ends the server at the first sample that cannot be written."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ def save_kv_layer(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Write whole files; one that fails is missing, and the others are saved."""
+    name = args[0] if args else kwargs["layer_name"]
+    if name not in instance.cache_layers:  # the model's own attention
+        return wrapped(*args, **kwargs)
     with saving_with(save_whole):
         return wrapped(*args, **kwargs)
 
@@ -22,6 +25,7 @@ def save_kv_layer(
 def save_whole(
     save: Callable[..., None], tensors: dict[str, Any], filename: str, **options: Any
 ) -> None:
+    """``save``, whole or not at all; an error is logged and not raised."""
     try:
         with whole_file(filename) as temporary:
             save(tensors, temporary, **options)

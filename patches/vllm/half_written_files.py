@@ -1,4 +1,7 @@
-"""A failed write leaves its lock file, and with old safetensors part of the sample."""
+"""A failed write leaves its lock file, and with old safetensors part of the sample.
+
+unlabelled-files brings the same writer: to run without it, switch off both.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ PATCH = Patch(
     id="half-written-files",
     summary="a write that fails leaves a lock file, or part of the sample",
     why=(
-        "After the disk was full, lock files stay, and safetensors before 0.8 leaves "
-        "what it had written of a sample under the path that the client was told, "
-        "which a reader that takes no lock also meets in every sample being written."
+        "After the disk was full, lock files stay beside samples that are missing: "
+        "that is what was seen with safetensors 0.8, which itself removes what it had "
+        "written. Before 0.8 part of a sample can stay under its path, and a reader "
+        "that takes no lock can meet one that is being written."
     ),
     upstream=(),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),

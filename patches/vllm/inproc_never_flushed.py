@@ -10,6 +10,8 @@ from packaging.specifiers import SpecifierSet
 
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
+from .cpu_copy_stream import copying
+
 
 def get_output(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -26,8 +28,9 @@ def get_output(
         return outputs
     workers = _workers_here()
     for saver, worker in zip(_savers(scheduler.connector), workers, strict=False):
-        for pending in saver._pending_saves.values():
-            worker._submit_async_write(pending)
+        with copying():
+            for pending in saver._pending_saves.values():
+                worker._submit_async_write(pending)
         saver._pending_saves.clear()
     if not scheduler.has_unfinished_requests():
         for worker in workers:

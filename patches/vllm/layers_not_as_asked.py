@@ -27,11 +27,26 @@ def propose(
     return wrapped(*call.args, **call.kwargs)
 
 
+def aux_layers(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Ask the model for ascending ids, each once: all models return these alike.
+
+    Most return ascending layers whatever the order of the ids, and some (those of the
+    Transformers backend) follow the ids.
+    """
+    ids = wrapped(*args, **kwargs)
+    method = getattr(instance.speculative_config, "method", None)
+    if method != "extract_hidden_states" or not ids:
+        return ids
+    return tuple(sorted(set(ids)))
+
+
 def as_asked(states: Sequence[Any], asked: Sequence[int]) -> list[Any]:
     """One state for each of the ids ``asked``, in their order, duplicates kept.
 
-    Models walk through their layers and keep each that was asked for, once: what
-    they return is in ascending order.
+    Args:
+        states: of the layers that :func:`aux_layers` asks the model for.
 
     Raises:
         ValueError: it is not one state for each layer.
@@ -52,7 +67,8 @@ PATCH = Patch(
     why=(
         "Every slot of a sample holds the same layer, or the slots are in another "
         "order than the layer ids: a model that cannot return a layer leaves it out, "
-        "one state is broadcast over all slots, and nobody counts or orders them."
+        "one state is broadcast over all slots, and nobody counts them. Most models "
+        "return ascending layers whatever was asked for, and nobody orders them."
     ),
     upstream=("vllm#48124", "vllm#46973"),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
@@ -67,6 +83,22 @@ PATCH = Patch(
                 Fingerprint(
                     contains=("torch.stack(target_hidden_states, dim=1)",),
                     lacks=("len(target_hidden_states)",),
+                ),
+            ),
+        ),
+        Target(
+            name=(
+                "vllm.v1.worker.gpu_model_runner"
+                ".GPUModelRunner._get_eagle3_aux_layers_from_config"
+            ),
+            wrapper=aux_layers,
+            forms=(
+                Fingerprint(
+                    parameters=("self",),
+                    contains=(
+                        "eagle_aux_hidden_state_layer_ids",
+                        "return tuple(layer_ids)",
+                    ),
                 ),
             ),
         ),

@@ -20,13 +20,11 @@ CONNECTOR = f"{STOCK}.ExampleHiddenStatesConnector"
 def request_finished(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Of an aborted request nothing is saved; the worker is told to sweep."""
-    from vllm.v1.request import RequestStatus
-
+    """Of what nobody will fetch nothing is saved; the worker is told to sweep."""
     request = args[0] if args else kwargs["request"]
     delayed, parameters = wrapped(*args, **kwargs)
     path = (parameters or {}).get("hidden_states_path")
-    if request.status != RequestStatus.FINISHED_ABORTED or path is None:
+    if path is None or not _is_lost(instance, request) or not _is_heard(instance):
         return delayed, parameters
     vars(instance).setdefault(LEFT, {})[request.request_id] = path
     if _saves_at_the_end(instance):
@@ -34,7 +32,32 @@ def request_finished(
         # Up to 0.30 every worker reports every finished request, so the scheduler has
         # to wait for that; from 0.31 on only what was saved is reported.
         delayed = delayed and instance.get_finished_count() is None
-    return delayed, None
+    return delayed, parameters
+
+
+def _is_lost(instance: Any, request: Any) -> bool:
+    """Whether a request was aborted and no client can want its sample.
+
+    To the engine a stop string is an abort too. The client is told no path then, but
+    may have chosen it; up to 0.23 it is that of the request's id, and the sample is
+    written by the time that the prompt is computed.
+    """
+    from vllm.v1.request import RequestStatus
+
+    if request.status != RequestStatus.FINISHED_ABORTED:
+        return False
+    whole = request.num_computed_tokens >= request.num_prompt_tokens
+    if not _saves_at_the_end(instance):  # preempted, it starts again from 0
+        return not whole and not request.num_output_tokens
+    chosen = (request.kv_transfer_params or {}).get("hidden_states_path")
+    return not whole or chosen is None
+
+
+def _is_heard(instance: Any) -> bool:
+    """Whether the worker gets the metadata of this patch, not a subclass's own."""
+    kinds = type(instance).__mro__
+    owner = next(kind for kind in kinds if "build_connector_meta" in vars(kind))
+    return owner.__module__ == STOCK
 
 
 def build_connector_meta(
@@ -87,7 +110,9 @@ PATCH = Patch(
     why=(
         "The storage fills with .lock files and samples: a client that gives up on a "
         "request was never told of the path, yet the sample is written, of a half "
-        "computed prompt too, and its lock file stays."
+        "computed prompt too, and its lock file stays. A stop string counts as an "
+        "abort. What stays: whole samples under a path that the client chose and, up "
+        "to 0.23, all that are written before the abort."
     ),
     upstream=(),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),

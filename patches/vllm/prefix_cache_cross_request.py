@@ -35,14 +35,19 @@ def build_connector_meta(
 
     A prompt that this step does not finish (images can split one, though chunked
     prefill is off) is not saved at all: half of its rows are not there yet, and this
-    connector does not come back to it.
+    connector does not come back to it. A subclass's own metadata are left alone.
     """
     output = args[0] if args else kwargs["scheduler_output"]
     meta = wrapped(*args, **kwargs)
     group = hidden_group(instance._kv_cache_config)
     new = {request.req_id: request for request in output.scheduled_new_reqs}
+    requests = getattr(meta, "requests", None)
+    if group is None or requests is None:
+        return meta
+    if not all(getattr(request, "req_id", None) in new for request in requests):
+        return meta
     saved = []
-    for request in meta.requests:
+    for request in requests:
         data = new[request.req_id]
         done = data.num_computed_tokens + output.num_scheduled_tokens[data.req_id]
         if done < request.token_ids.shape[0]:
@@ -69,7 +74,10 @@ def save_kv_layer(
     of_the_step = context.slot_mapping
     if layer not in instance.cache_layers or isinstance(of_the_step, ByBlockTable):
         return wrapped(*args, **kwargs)
-    slots, device = prompt_slots(instance), of_the_step[layer].device
+    slots = prompt_slots(instance)
+    if slots is None:
+        return wrapped(*args, **kwargs)
+    device = of_the_step[layer].device
     if device.type == "cuda":
         # Copied without waiting for the forward pass, and read on the connector's
         # own stream after this call has let go of it.
@@ -86,31 +94,37 @@ class ByBlockTable(dict[str, "torch.Tensor"]):
     """A slot mapping that is corrected already, by the other declaration."""
 
 
-def prompt_slots(connector: Any) -> torch.Tensor:
-    """The slot of each token of the prompts to save: int64 ``[tokens of all]``."""
+def prompt_slots(connector: Any) -> torch.Tensor | None:
+    """The slot of each token of the prompts to save: int64 ``[tokens of all]``.
+
+    None where they came without block tables, in a subclass's own metadata.
+    """
     import torch
 
     config = connector._kv_cache_config
-    size = config.kv_cache_groups[hidden_group(config)].kv_cache_spec.block_size
+    group = hidden_group(config)
+    requests = getattr(connector._get_connector_metadata(), "requests", None)
+    if group is None or requests is None:
+        return None
+    if not all(hasattr(request, "block_ids") for request in requests):
+        return None
+    size = config.kv_cache_groups[group].kv_cache_spec.block_size
     places = torch.arange(size)
     slots = [places[:0]]
-    for request in connector._get_connector_metadata().requests:
+    for request in requests:
         blocks = torch.tensor(request.block_ids, dtype=torch.int64)
         table = (blocks[:, None] * size + places).flatten()
         slots.append(table[: request.token_ids.shape[0]])
     return torch.cat(slots)
 
 
-def hidden_group(config: Any) -> int:
-    """The KV cache group of the hidden states' layer.
-
-    Raises:
-        LookupError: no group has a layer with the name that vLLM gives it.
-    """
-    for index, group in enumerate(config.kv_cache_groups):
+def hidden_group(config: Any) -> int | None:
+    """The KV cache group with the hidden states' layer, by the name vLLM gives it."""
+    groups = getattr(config, "kv_cache_groups", ())
+    for index, group in enumerate(groups):
         if any("cache_only_layers" in name for name in group.layer_names):
             return index
-    raise LookupError("no KV cache group holds the layer of the hidden states")
+    return None
 
 
 TARGETS = (

@@ -1,4 +1,8 @@
-"""Files of the stock connector do not say of which model and layers they are."""
+"""Files of the stock connector do not say of which model and layers they are.
+
+From 0.22 on labelled files are written whole as well: half-written-files names the same
+writer, which is the stock one only with both patches switched off.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,16 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, sample_labels, saving_with, whole_writer
+from specshim._sample_files import (
+    LABELLED,
+    STOCK,
+    sample_labels,
+    saving_with,
+    whole_writer,
+)
 from specshim.patching import OPEN, Fingerprint, Patch, Target
+
+LABELS = "_specshim_labels"  # of a worker's half up to 0.21
 
 
 def init(
@@ -25,10 +37,13 @@ def init(
 def save_kv_layer(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Up to 0.21 this method does."""
-    if _has_writer(instance):
+    """Up to 0.21 this method does, which runs for every layer of attention."""
+    name = args[0] if args else kwargs["layer_name"]
+    if name not in instance.cache_layers or _has_writer(instance):
         return wrapped(*args, **kwargs)
-    with saving_with(partial(save_labelled, labels_of(instance))):
+    if LABELS not in vars(instance):
+        setattr(instance, LABELS, labels_of(instance))
+    with saving_with(partial(save_labelled, getattr(instance, LABELS))):
         return wrapped(*args, **kwargs)
 
 
@@ -56,8 +71,12 @@ def save_labelled(
     filename: str,
     **options: Any,
 ) -> None:
-    rows = str(tensors["hidden_states"].shape[0])
-    save(tensors, filename, metadata={**labels, "num_tokens": rows}, **options)
+    """Save with ``labels`` added to the metadata, if ``tensors`` are a sample's."""
+    if tensors.keys() >= LABELLED:
+        rows = str(tensors["hidden_states"].shape[0])
+        known = options.get("metadata") or {}
+        options["metadata"] = {**known, **labels, "num_tokens": rows}
+    save(tensors, filename, **options)
 
 
 PATCH = Patch(

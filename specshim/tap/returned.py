@@ -72,7 +72,8 @@ def return_taps(runner: Any, config: Any, layer_ids: tuple[int, ...]) -> None:
     """Tap the runner's model and have its forward return the rows beside its output.
 
     Args:
-        layer_ids: ascending, as vLLM's models return their states.
+        layer_ids: ascending, each once, as ``layers-not-as-asked`` has the runner
+            ask for them.
 
     Raises:
         TapRefused: the taps cannot be shown to be right.

@@ -32,4 +32,12 @@ def test_pristine_upstream_shows_the_fault(
 
 @pytest.mark.parametrize(("name", "release"), CASES)
 def test_patched_upstream_passes(check: Callable, name: str, release: str) -> None:
-    check(name, on=release, patched=True, fault=fault_of(name, release))
+    # These would leave out the half computed prompt of themselves.
+    others = "prefix-cache-cross-request,batch-order-offset"
+    check(
+        name,
+        on=release,
+        patched=True,
+        fault=fault_of(name, release),
+        without=others if name == "lock_and_file_leak" else "",
+    )

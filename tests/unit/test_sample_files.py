@@ -10,7 +10,13 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file
 
-from specshim._sample_files import WholeWriter, label, room_for, whole_file
+from specshim._sample_files import (
+    WholeWriter,
+    label,
+    room_for,
+    say_unwritten,
+    whole_file,
+)
 
 LABELS = {"model": "mödel/" + "x" * 300, "layer_ids": "[1, 4]", "route": "cache"}
 
@@ -53,6 +59,34 @@ def test_room_is_no_matter_of_the_writer(tmp_path):
     assert "hidden_states_scales" in load_file(path)
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata()["theirs"] == "kept"
+
+
+def test_what_cannot_be_labelled_is_saved_without_labels(tmp_path, caplog):
+    def without_room(tensors, event, filename, lock_fd):
+        names = ("hidden_states", "token_ids")
+        save_file({name: tensors[name] for name in names}, filename)
+
+    writer = WholeWriter(without_room, LABELS)
+    for name in ("a", "b"):
+        writer(before := tensors(), None, str(tmp_path / name), None)
+        after = load_file(tmp_path / name)
+        assert all(torch.equal(after[key], before[key]) for key in before)
+    assert len(caplog.records) == 1
+    assert "saved without labels" in caplog.text
+
+
+def test_what_is_no_sample_is_written_as_it_is(tmp_path):
+    path = str(tmp_path / "a")
+    WholeWriter(write, LABELS)({"logits": torch.ones(3)}, None, path, None)
+    assert list(load_file(path)) == ["logits"]
+
+
+def test_only_errors_of_the_system_ask_about_the_disk(caplog):
+    say_unwritten("a", OSError(28, "No space left on device"))
+    say_unwritten("b", KeyError("token_ids"))
+    full, other = (record.getMessage() for record in caplog.records)
+    assert full.endswith("is the disk full?")
+    assert other.endswith("('token_ids').")
 
 
 def test_a_failed_write_leaves_nothing_and_releases_the_lock(tmp_path, caplog):

@@ -8,11 +8,8 @@ from typing import Any
 PROMPTS = [[5, 9, 200, 31, 7, 77, 300], [12, 400, 8], [*range(20, 90)]]
 
 
-def extract(
-    model: str, layer_ids: list[int], **options: Any
-) -> tuple[Path, list[tuple[Any, int]]]:
-    """Folder of the tiny ``model``; states and first output token of each prompt."""
-    from safetensors.torch import load_file
+def answers(model: str, layer_ids: list[int], **options: Any) -> tuple[Path, list[Any]]:
+    """Folder of the tiny ``model``; what generate() returns for each prompt."""
     from vllm import LLM, SamplingParams
 
     from specshim.tiny import ensure_tiny_model
@@ -40,8 +37,18 @@ def extract(
     )
     sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return weights, llm.generate(prompts, sampling, use_tqdm=False)
+
+
+def extract(
+    model: str, layer_ids: list[int], **options: Any
+) -> tuple[Path, list[tuple[Any, int]]]:
+    """Folder of the tiny ``model``; states and first output token of each prompt."""
+    from safetensors.torch import load_file
+
+    weights, outputs = answers(model, layer_ids, **options)
     found = []
-    for output in llm.generate(prompts, sampling, use_tqdm=False):
+    for output in outputs:
         path = Path(output.kv_transfer_params["hidden_states_path"])
         deadline = time.monotonic() + 20
         while not path.exists() and time.monotonic() < deadline:

@@ -8,13 +8,18 @@ from kv_layouts import (
     HIDDEN,
     Planned,
     config,
+    every,
+    full,
     gib,
     groups,
     hidden,
     latent,
     mamba,
+    sliding,
     table,
 )
+
+from specshim._kv_groups import table_bytes
 
 MODEL = {f"layers.{i}": latent(384) for i in range(3, 93, 4)} | {
     f"layers.{i}": mamba(400_000, 384, padded=442_368) for i in range(93) if i % 4 != 3
@@ -44,6 +49,20 @@ def main() -> None:
     index = len(found) - 1
     assert planned.hidden_groups() == [(index, tokens)] * 2
     without_prefix_caching()
+    tables_are_paid_for()
+
+
+def tables_are_paid_for() -> None:
+    """Gemma-3-27B: as many groups as layers where few requests need block tables."""
+    model = every(6, 62, full(16, 16), sliding(16, 16))
+    for sequences, width, tables in ((8, 1, 0.04), (1024, 2, 2.6)):
+        made = config(131_072)
+        made.scheduler_config.max_num_seqs = sequences
+        found = groups(made, model | hidden(5, 5376))
+        assert max(row[0] for row in table(found)) == width
+        assert table_bytes(made, found) / 2**30 < tables
+        assert {name for g in found for name in g.layer_names} >= set(model)
+        assert gib(made, found) < 1.2 * gib(made, groups(made, model))
 
 
 def without_prefix_caching() -> None:

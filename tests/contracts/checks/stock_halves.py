@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from stock_server import scheduler as dense_scheduler
 from vllm.config import set_current_vllm_config
+from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (
     example_hidden_states_connector as stock,
 )
@@ -63,7 +64,8 @@ class Engine:
         cpu_streams()
         self.scheduler = scheduler or dense_scheduler()
         config = self.scheduler.vllm_config
-        stock.get_tensor_model_parallel_rank = lambda: rank
+        for module in (stock, parallel_state):  # there is no process group here
+            module.get_tensor_model_parallel_rank = lambda: rank
         connector = connector or stock.ExampleHiddenStatesConnector
         cache = self.scheduler.kv_cache_config
         with set_current_vllm_config(config):
@@ -82,8 +84,11 @@ class Engine:
     def storage(self) -> Path:
         return Path(self.worker._storage_path)
 
-    def add(self, request_id: str, tokens: int = 3, max_tokens: int = 1) -> None:
-        parameters = SamplingParams(max_tokens=max_tokens)
+    def add(
+        self, request_id: str, tokens: int = 3, max_tokens: int = 1, **transfer: Any
+    ) -> None:
+        extra = {"kv_transfer_params": transfer} if transfer else None
+        parameters = SamplingParams(max_tokens=max_tokens, extra_args=extra)
         parameters.update_from_generation_config({}, 1)
         request = Request(request_id, list(range(tokens)), parameters, None)
         self.scheduler.add_request(request)
@@ -131,12 +136,14 @@ class Engine:
         return self.scheduler.kv_cache_manager.get_block_ids(request_id)[self.group]
 
     def update(self, finished: Any) -> None:
-        """The scheduler's part after the forward: each request samples a 7."""
+        """The scheduler's part after the forward: each whole prompt samples a 7."""
         ids = list(self.output.num_scheduled_tokens)
+        requests = [self.scheduler.requests[request_id] for request_id in ids]
+        whole = [r.num_computed_tokens >= r.num_tokens for r in requests]
         result = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-            sampled_token_ids=[[7] for _ in ids],
+            sampled_token_ids=[[7] if done else [] for done in whole],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
