@@ -139,6 +139,28 @@ def test_identical_layers(size: dict) -> None:
     assert "slot 0 of 0..3 and slot 1 of 0..3" in refusal(states, tokens)
 
 
+@pytest.mark.parametrize(
+    ("ids", "pair", "fine"),
+    [
+        ((2, 18, 36, None), (2, 3), True),  # the server appends the last layer, 36
+        ((2, 36, 18, None), (1, 3), True),
+        ((2, 18, 36, None), (1, 3), False),
+        ((2, 18, 33, 36), (2, 3), False),
+        ((None, None, None, None), (2, 3), True),
+        ((None, None, None, None), (1, 3), False),
+        (None, (2, 3), False),
+    ],
+)
+def test_the_last_layer_requested_twice(ids, pair, fine) -> None:
+    states, tokens = sample()
+    states[:, pair[1]] = states[:, pair[0]]
+    expected = guard.Expected(layer_ids=ids)
+    if fine:
+        guard.check(states, tokens, expected=expected)
+    else:
+        assert "are identical" in refusal(states, tokens, expected=expected)
+
+
 def test_identical_layers_that_were_requested_twice() -> None:
     states, tokens = sample()
     states[:, 3] = states[:, 1]
@@ -245,10 +267,15 @@ def test_layer_ids_of_the_header(found, wanted, text) -> None:
         ("/data/run-17", "Qwen/Qwen3-8B", False),  # may be a copy: nothing can tell
         ("/data/run-17", "/elsewhere/qwen", False),
         ("unsloth/Qwen3-8B", "Qwen/Qwen3-8B", False),
-        ("{tmp}/one", "{tmp}/two", True),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-4B", True),
+        ("./qwen", "Qwen/Qwen3-8B", False),
+        ("../qwen", "./tuned", False),
+        ("{tmp}/one", "{tmp}/two", False),  # may be copies
         ("{tmp}/one", "{tmp}/link", False),
     ],
 )
+@pytest.mark.filterwarnings("ignore:specshim")
 def test_models_of_the_header(found, wanted, refused, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -260,3 +287,28 @@ def test_models_of_the_header(found, wanted, refused, tmp_path: Path) -> None:
         return
     with pytest.raises(guard.BadSample, match="the trainer expects"):
         guard.check_metadata({"model": found}, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "served", "wanted"),
+    [
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", '["Qwen/Qwen3-8B"]', "Qwen/Qwen3-8B"),
+        ("Other/Thing", '["a", "Qwen/Qwen3-8B"]', "Qwen/Qwen3-8B"),
+        ("/data/run-17", '["verifier"]', "verifier"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_the_name_that_the_server_gave_will_do(model, served, wanted) -> None:
+    metadata = {"model": model, "served_model_name": served}
+    guard.check_metadata(metadata, guard.Expected(wanted))
+
+
+def test_names_that_prove_nothing_are_a_warning() -> None:
+    metadata = {"model": "Other/Thing", "served_model_name": '["verifier"]'}
+    text = r"states of Other/Thing \(served as verifier\), the trainer expects Qwen"
+    with pytest.warns(UserWarning, match=text):
+        guard.check_metadata(metadata, guard.Expected("Qwen/Qwen3-8B"))
+    for broken in ("{", '{"a": 1}', "[1]"):
+        metadata["served_model_name"] = broken
+        with pytest.raises(guard.BadSample, match="states of Other/Thing, the trainer"):
+            guard.check_metadata(metadata, guard.Expected("Qwen/Qwen3-8B"))
