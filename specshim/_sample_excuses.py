@@ -173,8 +173,9 @@ def _flushed_by_fp8(
 
 
 def _one_scale(slots: Sequence[torch.Tensor], row: int, floor: float) -> bool:
-    """Whether a token has the few magnitudes that one FP8 scale leaves, and so large a one
-    that the values of an early layer round to zero beside it.
+    """Whether a token has the few magnitudes that one FP8 scale leaves.
+
+    And so large a one that the values of an early layer round to zero beside it.
     """
     sizes = torch.stack([slot[row] for slot in slots]).abs().float()
     sizes = sizes[sizes > 0]

@@ -201,4 +201,9 @@ def expecting(expected: Expected) -> Iterator[None]:
         _EXPECTED.reset(token)
 
 
+def expect(expected: Expected) -> None:
+    """Change what the :func:`expecting` around the caller expects, up to its end."""
+    _EXPECTED.set(expected)
+
+
 _EXPECTED: ContextVar[Expected | None] = ContextVar("expected", default=None)

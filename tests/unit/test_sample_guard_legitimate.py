@@ -168,7 +168,7 @@ def test_a_single_token_whose_early_layer_fp8_flushed_to_zero() -> None:
     massive = states.bfloat16()  # which FP8 did not store
     for lost in (massive, plain):
         lost[0, 0] = 0
-        with pytest.raises(guard.BadSample, match=r"row 0 \(token 1\) of 1 is all zero"):
+        with pytest.raises(guard.BadSample, match=r"row 0 \(token 1\) of 1 is"):
             accept(lost, tokens, IDS)
 
 
