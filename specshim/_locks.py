@@ -1,7 +1,8 @@
 """The reader's half of the lock protocol: ``<file>.lock`` is held while vLLM writes.
 
 An exclusive lock needs a descriptor that can write: NFS turns flock into a lock on
-bytes, and refuses it on one opened for reading.
+bytes, and refuses it on one opened for reading. Elsewhere reading will do, which is all
+that is allowed where the server runs as another user.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ async def wait_async(
 
 
 def held(path: str) -> bool:
-    """Whether a lock file ``path`` is there and held by somebody."""
+    """Whether a lock file ``path`` is there and held by somebody; False in doubt."""
     try:
         with _opened(path) as descriptor:
             return not _take(descriptor)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
@@ -57,7 +58,7 @@ def _attempts(path: str, timeout: float) -> Generator[None, None, None]:
                     "finished the file"
                 )
             yield
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, PermissionError):
         os.remove(path)
 
 
@@ -71,7 +72,10 @@ def _take(descriptor: int) -> bool:
 
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:

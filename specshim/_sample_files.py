@@ -37,8 +37,13 @@ def sample_labels(
     from vllm import __version__ as vllm_version
 
     ids = {} if layer_ids is None else {"layer_ids": json.dumps(list(layer_ids))}
+    model = str(vllm_config.model_config.model)
+    served = getattr(vllm_config.model_config, "served_model_name", None) or [model]
+    names = [served] if isinstance(served, str) else list(served)
     return {
-        "model": str(vllm_config.model_config.model),
+        # of a folder, what it is called from everywhere
+        "model": os.path.abspath(model) if os.path.isdir(model) else model,
+        "served_model_name": json.dumps(names),
         **ids,
         "vllm": vllm_version,
         "specshim": __version__,

@@ -184,7 +184,9 @@ def _flat_problem(
     for table, what in ((zero, "all zero"), (constant, "one value throughout")):
         if not table.any():
             continue
-        bad = excuses.unexcused(table, pieces, token_ids, layer_ids, silent_tokens)
+        bad = excuses.unexcused(
+            table, pieces, token_ids, layer_ids, silent_tokens, table is constant
+        )
         if bad.any():
             return _flat_sentence(bad, table, token_ids, names, what)
     return None
@@ -223,7 +225,7 @@ def _identical_problem(
     seen = list(zip(high[-1].tolist(), low[-1].tolist(), strict=True))
     for one in range(layers):
         for other in range(one + 1, layers):
-            if seen[one] != seen[other] or _same_id(layer_ids, one, other):
+            if seen[one] != seen[other] or _may_be_one(layer_ids, one, other):
                 continue
             if _equal(_slot(pieces, one), _slot(pieces, other)):
                 both = f"{names[one]} and {names[other]}"
@@ -243,10 +245,21 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return any(float(block.abs().amax()) > _DUMMY for block in one.split(_BLOCK))
 
 
-def _same_id(layer_ids: Sequence[int | None] | None, one: int, other: int) -> bool:
-    if layer_ids is None or layer_ids[one] is None:
+def _may_be_one(layer_ids: Sequence[int | None] | None, one: int, other: int) -> bool:
+    """Whether two slots were, or may have been, requested with the same id.
+
+    An id that is not known stands for the last layer, which the server appends: it may
+    be the largest of the others, or where none is known, the one before it.
+    """
+    if layer_ids is None:
         return False
-    return layer_ids[one] == layer_ids[other]
+    first, second = layer_ids[one], layer_ids[other]
+    if first is None and second is None:
+        return 1 <= one == other - 1 == len(layer_ids) - 2
+    if first is None or second is None:
+        known = [i for i in layer_ids if i is not None]
+        return max(known) in (first, second)
+    return first == second
 
 
 def _token(token_ids: torch.Tensor, row: int) -> str:

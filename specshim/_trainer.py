@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 from specshim import _locks
+from specshim._sample_identity import layer_ids_of
+from specshim.detect.model import ModelNotFound, detect_model
 from specshim.guard import (
     BadSample,
     Expected,
     check,
     check_metadata,
     current,
+    expect,
+    expecting,
     read_metadata,
 )
+
+_SCALES = "hidden_states_scales"  # hs_connectors.fp8_utils
 
 ATTRIBUTE = "specshim_expected"
 """Set on datasets. Pickled with them, it makes the worker processes of a data loader
@@ -32,21 +39,34 @@ def expected_by(dataset: Any) -> Expected:
     return replace(known, model=known.model or getattr(dataset, "model", None))
 
 
-def check_cached_header(dataset: Any, index: int) -> None:
-    """Hold the header of the cached file of row ``index`` against the trainer.
+def cached_path(dataset: Any, index: int) -> Path | None:
+    """Where the file of row ``index`` is, or would be, cached; None without files."""
+    folder = getattr(getattr(dataset, "transfer", dataset), "hidden_states_path", None)
+    if folder is None:
+        return None
+    return Path(folder) / f"hs_{dataset._map_to_file_idx(index)}.safetensors"
+
+
+def check_cached_header(path: Path, expected: Expected) -> Expected:
+    """Hold a cached file's header against the trainer.
+
+    Returns:
+        what is expected, with the layer ids of the header where it has them.
 
     Raises:
         BadSample: it names another model or other layers.
     """
-    folder = getattr(getattr(dataset, "transfer", dataset), "hidden_states_path", None)
-    if folder is None:
-        return  # a transfer without files
-    file = f"hs_{dataset._map_to_file_idx(index)}.safetensors"
     try:
-        metadata = read_metadata(Path(folder) / file)
+        metadata = read_metadata(path)
     except OSError:
-        return  # not cached, or whoever loads it will say what is wrong
-    check_named(metadata, expected_by(dataset), str(folder))
+        return expected  # not cached, or whoever loads it will say what is wrong
+    check_named(metadata, expected, str(path.parent))
+    return _with_header(expected, metadata)
+
+
+def _with_header(expected: Expected, metadata: Mapping[str, str]) -> Expected:
+    named = layer_ids_of(metadata)
+    return expected if named is None else replace(expected, layer_ids=named)
 
 
 def check_named(metadata: dict[str, str], expected: Expected, folder: str) -> None:
@@ -83,6 +103,28 @@ def check_training_sample(sample: Any, expected: Expected) -> None:
     check(pieces, sample["input_ids"], expected=expected)
 
 
+def check_served_sample(data: Mapping[str, Any], prompt: Sequence[int]) -> None:
+    """Check what speculators is about to validate.
+
+    Raises:
+        BadSample: one sentence, as for :func:`specshim.guard.check`.
+    """
+    if not {"hidden_states", "token_ids"} <= data.keys():
+        return  # which the validation itself tells
+    states = data["hidden_states"]
+    if _SCALES in data:
+        raise BadSample(
+            "Hidden states refused: they are FP8 with scales beside them, which this "
+            "validation cannot read; generate without it, the FP8 backend of the "
+            "trainer reads such files."
+        )
+    expected = current()
+    if expected.layer_ids is None and getattr(states, "ndim", 0) == 3:
+        # The last slot is the last layer's, which may have been asked for already.
+        expected = replace(expected, layer_ids=(None,) * states.shape[1])
+    check(states, data["token_ids"], prompt=prompt, expected=expected)
+
+
 def unavailable(dataset: Any, index: int, error: BadSample) -> Any:
     """What the dataset returns for a cached sample that it rejects, after a warning."""
     file = f"hs_{dataset._map_to_file_idx(index)}.safetensors"
@@ -104,25 +146,109 @@ def expect_layers_of(model: Any, dataset: Any) -> None:
             break
     else:
         return  # MTP takes the last layer of whatever there is
-    decoder = getattr(config, "transformer_layer_config", None)
-    padding = getattr(decoder, "pad_token_id", None)
-    silent = frozenset([padding]) if isinstance(padding, int) else frozenset()
     known = expected_by(dataset)
-    expected = replace(known, layer_ids=(*ids, None), silent_tokens=silent)
+    expected = replace(
+        known,
+        layer_ids=(*ids, _last_layer(config)),
+        silent_tokens=_silent_tokens(getattr(config, "transformer_layer_config", None)),
+    )
     setattr(dataset, ATTRIBUTE, expected)
 
 
-def load_named(wrapped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _last_layer(config: Any) -> int | None:
+    """The id of the last layer of the verifier that a drafter's config names.
+
+    None where it names none, or its config.json is not on this machine.
+    """
+    verifier = getattr(getattr(config, "speculators_config", None), "verifier", None)
+    name = getattr(verifier, "name_or_path", None)
+    if not isinstance(name, str):
+        return None
+    try:
+        return detect_model(name).num_hidden_layers
+    except ModelNotFound:
+        return None
+
+
+def _silent_tokens(decoder: Any) -> frozenset[int]:
+    """The padding token, whose embedding is zero, unless it also ends or begins text.
+
+    As either it has an embedding, so that a zero row of it is a lost one.
+    """
+    others: list[Any] = []
+    for name in ("eos_token_id", "bos_token_id"):
+        value = getattr(decoder, name, None)
+        others.extend(value if isinstance(value, (list, tuple)) else (value,))
+    padding = getattr(decoder, "pad_token_id", None)
+    if not isinstance(padding, int) or padding < 0 or padding in others:
+        return frozenset()
+    return frozenset([padding])
+
+
+@dataclass
+class Loading:
+    """The sample that a dataset is about to return."""
+
+    cached: Path | None  # where its file is looked for first
+    leftover: Path | None = None  # a served file that nobody removes once refused
+
+
+_LOADING: ContextVar[Loading | None] = ContextVar("loading", default=None)
+
+
+@contextmanager
+def loading(cached: Path | None, expected: Expected) -> Iterator[None]:
+    """Within the block a dataset loads one sample, which ``expected`` is held to."""
+    token = _LOADING.set(Loading(cached))
+    try:
+        with expecting(expected):
+            yield
+    finally:
+        _LOADING.reset(token)
+
+
+def load_named(
+    wrapped: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    leftover: bool = False,
+) -> Any:
     """Around a function that loads the file of a sample: its header is checked too.
+
+    Its layer ids count for what is checked later. ``leftover`` says that the caller
+    lets served files lie once they are refused.
 
     Raises:
         BadSample: it contradicts what is expected where the file is loaded.
     """
     sample = wrapped(*args, **kwargs)
     path = Path(args[0] if args else kwargs["file_path"])
-    if sample is not None:
-        check_named(read_metadata(path), current(), str(path.parent))
+    if sample is None:
+        return None
+    here = _LOADING.get()
+    if here is not None:
+        here.leftover = path if leftover and path != here.cached else None
+    metadata = read_metadata(path)
+    with removing_leftover():
+        check_named(metadata, current(), str(path.parent))
+    if here is not None:
+        expect(_with_header(current(), metadata))
     return sample
+
+
+@contextmanager
+def removing_leftover() -> Iterator[None]:
+    """Once the guard refuses a served file that would stay, remove it and its lock."""
+    try:
+        yield
+    except BadSample:
+        here = _LOADING.get()
+        if here is not None and here.leftover is not None:
+            for path in (here.leftover, Path(f"{here.leftover}.lock")):
+                with suppress(OSError):
+                    path.unlink()
+        raise
 
 
 def wait_longer(wrapped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,7 +46,8 @@ class Expected:
     """What a trainer knows about its samples; what is None is not compared.
 
     Args:
-        model: name or path of the model whose states these are.
+        model: name or path of the model whose states these are, or the name that the
+            server gives it (``--served-model-name``).
         layer_ids: of each slot of ``hidden_states``, in order, numbered as vLLM does
             (0 the embedding, ``num_hidden_layers`` the last layer's output); None in
             place of an id stands for any.
@@ -70,8 +72,9 @@ def check(
 ) -> None:
     """Refuse a sample that cannot be right.
 
-    Of a sample of more than 1 MiB, every row of every layer is probed, few are read
-    whole; so one NaN among finite neighbours can be missed, a NaN row cannot.
+    Unless ``thorough``, of a sample of more than 1 MiB every row of every layer is
+    probed and few are read whole; so one NaN among finite neighbours can be missed, a
+    NaN row cannot.
 
     Args:
         hidden_states: tensor [tokens, layers, hidden size] of a float type, or a
@@ -142,6 +145,8 @@ def check_file(
 def check_metadata(metadata: Mapping[str, str], expected: Expected) -> None:
     """Refuse a file whose header contradicts the trainer; no header, no refusal.
 
+    Names that differ and may mean one model all the same are a warning, shown once.
+
     Raises:
         BadSample: other layers, or certainly another model.
     """
@@ -150,13 +155,22 @@ def check_metadata(metadata: Mapping[str, str], expected: Expected) -> None:
     )
     if problem:
         raise BadSample(f"Hidden states refused: {problem}.")
+    doubt = _sample_identity.doubt(metadata, expected.model)
+    if doubt:
+        # The text is the same for each file, so Python shows it once.
+        warnings.warn(
+            f"specshim: {doubt}; the names alone do not say whether these are one "
+            "model, so the samples are taken.",
+            stacklevel=2,
+        )
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
     """The header metadata of a safetensors file; empty where there is none.
 
     Reads a few hundred bytes and imports nothing. specshim's files and the stock ones
-    of its cache route name ``model`` and ``layer_ids`` (a JSON list) there.
+    of its cache route name ``model``, ``served_model_name`` and ``layer_ids`` (JSON
+    lists) there.
 
     Raises:
         OSError: the file cannot be read.
@@ -185,6 +199,11 @@ def expecting(expected: Expected) -> Iterator[None]:
         yield
     finally:
         _EXPECTED.reset(token)
+
+
+def expect(expected: Expected) -> None:
+    """Change what the :func:`expecting` around the caller expects, up to its end."""
+    _EXPECTED.set(expected)
 
 
 _EXPECTED: ContextVar[Expected | None] = ContextVar("expected", default=None)

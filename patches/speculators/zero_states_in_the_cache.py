@@ -26,21 +26,27 @@ def get_raw_data(
 ) -> Any:
     """Header of the cached file, then its rows; a bad one is skipped with a warning.
 
-    That is what the dataset itself does with a cached sample of the wrong tokens.
+    That is what the dataset itself does with a cached sample of the wrong tokens. What
+    it does with a served one that is refused while it loads it stays its own.
     """
     from specshim import _trainer, guard
 
     index = args[0] if args else kwargs["index"]
     expected = _trainer.expected_by(instance)
+    cached = _trainer.cached_path(instance, index)
     try:
-        _trainer.check_cached_header(instance, index)
-        with guard.expecting(expected):
-            sample = wrapped(*args, **kwargs)
-        if isinstance(sample, dict):
-            _trainer.check_training_sample(sample, expected)
-        return sample
+        if cached is not None:
+            expected = _trainer.check_cached_header(cached, expected)
     except guard.BadSample as error:
         return _trainer.unavailable(instance, index, error)
+    with _trainer.loading(cached, expected):
+        sample = wrapped(*args, **kwargs)
+        try:
+            if isinstance(sample, dict):
+                _trainer.check_training_sample(sample, guard.current())
+        except guard.BadSample as error:
+            return _trainer.unavailable(instance, index, error)
+    return sample
 
 
 PATCH = Patch(

@@ -14,12 +14,11 @@ def check_hidden_states(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """The guard first, so that the sentence is its own; then what was there before."""
-    from specshim import guard
+    from specshim import _trainer
 
     named = dict(zip(("data", "tokens"), args, strict=False)) | dict(kwargs)
-    data = named["data"]
-    if {"hidden_states", "token_ids"} <= data.keys():
-        guard.check(data["hidden_states"], data["token_ids"], prompt=named["tokens"])
+    with _trainer.removing_leftover():
+        _trainer.check_served_sample(named["data"], named["tokens"])
     return wrapped(*args, **kwargs)
 
 

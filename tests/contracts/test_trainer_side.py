@@ -85,7 +85,7 @@ FAULTS = [
         None,
     ),
     (
-        "hs-layout-0.29",
+        "heads-before-slots",
         "IndexError: ",
         ["hs_connectors-0.7.0"],
         "hs_connectors-0.9.0",
@@ -104,7 +104,7 @@ MENDED = [
 
 
 def script(patch: str) -> str:
-    return patch.replace("-", "_").replace(".", "_")
+    return patch.replace("-", "_")
 
 
 @pytest.mark.parametrize(("patch", "fault", "release"), AFFECTED)
@@ -120,6 +120,17 @@ def test_patched_upstream_passes(
     check: Callable, patch: str, fault: str, release: str
 ) -> None:
     check(script(patch), on=release, patched=True, fault=fault)
+
+
+@pytest.mark.parametrize("release", ["0.6.0", "0.7.0.2", "0.9.0"])
+def test_what_becomes_of_refused_samples(check: Callable, release: str) -> None:
+    check(
+        "refused_samples",
+        on=f"speculators-{release}",
+        patched=True,
+        fault="nothing to show",
+        without="nan-kills-training",
+    )
 
 
 @pytest.mark.parametrize(("patch", "fault", "release"), MENDED)

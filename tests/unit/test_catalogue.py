@@ -28,7 +28,7 @@ def test_patches_lie_where_they_belong(package: str) -> None:
     for patch in patches(package):
         module = patch.targets[0].wrapper.__module__
         assert patch.package == package
-        name = patch.id.replace("-", "_").replace(".", "_")
+        name = patch.id.replace("-", "_")
         assert module.endswith(f"patches.{package}.{name}")
     assert all(hook.kind == "hook" for hook in hooks(package))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +17,7 @@ from specshim._sample_files import (
     WholeWriter,
     label,
     room_for,
+    sample_labels,
     say_unwritten,
     whole_file,
 )
@@ -120,3 +124,25 @@ def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path):
         fail()
     assert os.listdir(tmp_path) == ["a"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("served", "named"),
+    [("verifier", ["verifier"]), (["a", "b"], ["a", "b"]), (None, ["Qwen/Qwen3-8B"])],
+)
+def test_labels_name_what_the_server_calls_its_model(served, named, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0"))
+    model = SimpleNamespace(model="Qwen/Qwen3-8B", served_model_name=served)
+    labels = sample_labels(SimpleNamespace(model_config=model), [1, 4], "tap")
+    assert json.loads(labels["served_model_name"]) == named
+    assert (labels["model"], labels["layer_ids"]) == ("Qwen/Qwen3-8B", "[1, 4]")
+
+
+def test_labels_name_a_folder_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0"))
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = SimpleNamespace(model="models/tiny", served_model_name="models/tiny")
+    labels = sample_labels(SimpleNamespace(model_config=model), None, "cache")
+    assert labels["model"] == str(tmp_path / "models" / "tiny")
+    assert json.loads(labels["served_model_name"]) == ["models/tiny"]

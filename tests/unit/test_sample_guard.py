@@ -46,7 +46,44 @@ def test_one_zero_row_in_one_layer() -> None:
     expected = guard.Expected(layer_ids=IDS)
     text = refusal(states, tokens, expected=expected)
     assert "row 699 (token 1699) of 700 is all zero in layer 25" in text
-    assert "captured layer number 2" in refusal(states, tokens)
+    assert "slot 2 of 0..3" in refusal(states, tokens)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5], ids=["zero", "constant"])
+@pytest.mark.parametrize("ids", [(2, 18, 33, None), (0, 18, 33, None), None], ids=str)
+def test_lost_rows_of_one_token(value: float, ids) -> None:
+    """Image placeholders, or the newlines at the end of a prompt."""
+    for rows in (slice(10, 266), slice(398, 400), slice(0, 2)):
+        states, tokens = sample(400, hidden=2048)
+        tokens[rows] = 151_655
+        states[rows] = value
+        expected = guard.Expected(layer_ids=ids)
+        text = refusal(states, tokens, prompt=tokens.tolist(), expected=expected)
+        assert f"row {rows.start} (token 151655)" in text
+
+
+def test_lost_placeholders_of_two_images() -> None:
+    states, tokens = sample(400, hidden=256)
+    for rows in (slice(10, 110), slice(200, 300)):
+        tokens[rows] = 151_655
+        states[rows] = 0
+    assert "row 10 (token 151655) and 199 more" in refusal(states, tokens)
+
+
+@pytest.mark.parametrize("ids", [(0, 18, 33, None), (2, 18, 33, 36), None], ids=str)
+def test_a_first_slot_that_is_almost_wholly_zero(ids) -> None:
+    states, tokens = sample(100, hidden=512)
+    states[1:, 0] = 0
+    text = refusal(states, tokens, expected=guard.Expected(layer_ids=ids))
+    assert "row 1 (token 1001) and 98 more of 100 are all zero in" in text
+
+
+def test_a_lost_row_of_a_silent_token() -> None:
+    states, tokens = sample()
+    tokens[20] = 5
+    states[20] = 0
+    expected = guard.Expected(layer_ids=IDS, silent_tokens=frozenset([5]))
+    assert "row 20 (token 5)" in refusal(states, tokens, expected=expected)
 
 
 def test_negative_zeros_are_zeros() -> None:
@@ -99,7 +136,29 @@ def test_identical_layers(size: dict) -> None:
     text = refusal(states, tokens, expected=guard.Expected(layer_ids=IDS))
     assert "layer 14 and layer 28 are identical in every row" in text
     states[:] = states[:, :1]  # one captured layer, broadcast into every slot
-    assert "number 0 and captured layer number 1" in refusal(states, tokens)
+    assert "slot 0 of 0..3 and slot 1 of 0..3" in refusal(states, tokens)
+
+
+@pytest.mark.parametrize(
+    ("ids", "pair", "fine"),
+    [
+        ((2, 18, 36, None), (2, 3), True),  # the server appends the last layer, 36
+        ((2, 36, 18, None), (1, 3), True),
+        ((2, 18, 36, None), (1, 3), False),
+        ((2, 18, 33, 36), (2, 3), False),
+        ((None, None, None, None), (2, 3), True),
+        ((None, None, None, None), (1, 3), False),
+        (None, (2, 3), False),
+    ],
+)
+def test_the_last_layer_requested_twice(ids, pair, fine) -> None:
+    states, tokens = sample()
+    states[:, pair[1]] = states[:, pair[0]]
+    expected = guard.Expected(layer_ids=ids)
+    if fine:
+        guard.check(states, tokens, expected=expected)
+    else:
+        assert "are identical" in refusal(states, tokens, expected=expected)
 
 
 def test_identical_layers_that_were_requested_twice() -> None:
@@ -154,9 +213,9 @@ def test_layers_side_by_side_are_one_sample() -> None:
     guard.check([states[:, :-1], states[:, -1:]], tokens)
     states[30, 3] = 0
     pieces = [states[:, :-1].contiguous(), states[:, -1:]]
-    assert "captured layer number 3" in refusal(pieces, tokens)
+    assert "slot 3 of 0..3" in refusal(pieces, tokens)
     pieces[1] = pieces[0][:, 1:2]
-    assert "number 1 and captured layer number 3" in refusal(pieces, tokens)
+    assert "slot 1 of 0..3 and slot 3 of 0..3" in refusal(pieces, tokens)
 
 
 def test_files(tmp_path: Path) -> None:
@@ -208,10 +267,15 @@ def test_layer_ids_of_the_header(found, wanted, text) -> None:
         ("/data/run-17", "Qwen/Qwen3-8B", False),  # may be a copy: nothing can tell
         ("/data/run-17", "/elsewhere/qwen", False),
         ("unsloth/Qwen3-8B", "Qwen/Qwen3-8B", False),
-        ("{tmp}/one", "{tmp}/two", True),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-4B", True),
+        ("./qwen", "Qwen/Qwen3-8B", False),
+        ("../qwen", "./tuned", False),
+        ("{tmp}/one", "{tmp}/two", False),  # may be copies
         ("{tmp}/one", "{tmp}/link", False),
     ],
 )
+@pytest.mark.filterwarnings("ignore:specshim")
 def test_models_of_the_header(found, wanted, refused, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -223,3 +287,28 @@ def test_models_of_the_header(found, wanted, refused, tmp_path: Path) -> None:
         return
     with pytest.raises(guard.BadSample, match="the trainer expects"):
         guard.check_metadata({"model": found}, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "served", "wanted"),
+    [
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", '["Qwen/Qwen3-8B"]', "Qwen/Qwen3-8B"),
+        ("Other/Thing", '["a", "Qwen/Qwen3-8B"]', "Qwen/Qwen3-8B"),
+        ("/data/run-17", '["verifier"]', "verifier"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_the_name_that_the_server_gave_will_do(model, served, wanted) -> None:
+    metadata = {"model": model, "served_model_name": served}
+    guard.check_metadata(metadata, guard.Expected(wanted))
+
+
+def test_names_that_prove_nothing_are_a_warning() -> None:
+    metadata = {"model": "Other/Thing", "served_model_name": '["verifier"]'}
+    text = r"states of Other/Thing \(served as verifier\), the trainer expects Qwen"
+    with pytest.warns(UserWarning, match=text):
+        guard.check_metadata(metadata, guard.Expected("Qwen/Qwen3-8B"))
+    for broken in ("{", '{"a": 1}', "[1]"):
+        metadata["served_model_name"] = broken
+        with pytest.raises(guard.BadSample, match="states of Other/Thing, the trainer"):
+            guard.check_metadata(metadata, guard.Expected("Qwen/Qwen3-8B"))

@@ -38,7 +38,7 @@ def test_repeated_tokens_and_identical_prompts() -> None:
 @pytest.mark.parametrize("ids", [(0, 14, 25, 28), None])
 def test_embedding_of_padding_is_zero(ids) -> None:
     states, tokens = sample()
-    for rows in ([3, 9, 40], [47], [0]):
+    for rows in ([3, 9, 40], [47], [0])[: None if ids else 1]:
         embedded, padded = states.clone(), tokens.clone()
         padded[rows] = PAD
         embedded[rows, 0] = 0
@@ -73,7 +73,18 @@ def test_left_padding_with_a_zero_embedding() -> None:
     states, tokens = sample()
     tokens[:6] = PAD
     states[:6] = 0
+    accept(states, tokens, IDS, silent={PAD})
+
+
+def test_a_silent_token_that_nobody_vouches_for() -> None:
+    """In Mamba models a zero embedding stays zero, wherever it stands."""
+    states, tokens = sample()
+    tokens[[3, 20, 21]] = PAD
+    states[[3, 20, 21]] = 0
     accept(states, tokens, IDS)
+    states[20] = 1 + torch.arange(64) / 64
+    with pytest.raises(guard.BadSample, match="row 3 "):
+        accept(states, tokens, IDS)
 
 
 def test_a_token_known_to_be_silent() -> None:
@@ -140,6 +151,25 @@ def test_rows_that_fp8_flushed_to_zero() -> None:
     stored[5, 0] = 0  # no massive activation here
     with pytest.raises(guard.BadSample, match="row 5 "):
         accept(stored, tokens, IDS)
+
+
+def test_a_single_token_whose_early_layer_fp8_flushed_to_zero() -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 4, 2048, generator=generator)
+    states[:, 0] *= 0.02
+    plain = states.clone().bfloat16()
+    states[:, 1:3, 7] = 40_000.0
+    scale = states.abs().amax((1, 2), keepdim=True) / 448
+    stored = (states / scale).to(torch.float8_e4m3fn).bfloat16() * scale.bfloat16()
+    assert not stored[0, 0].any()
+    tokens = torch.tensor([1])
+    for ids in (IDS, (0, 14, 25, None), None):
+        accept(stored, tokens, ids)
+    massive = states.bfloat16()  # which FP8 did not store
+    for lost in (massive, plain):
+        lost[0, 0] = 0
+        with pytest.raises(guard.BadSample, match=r"row 0 \(token 1\) of 1 is"):
+            accept(lost, tokens, IDS)
 
 
 def test_prompt_embeddings_have_no_token_ids() -> None:

@@ -1,5 +1,7 @@
 """A file says of which model and layers it is, and holds the same tensors as ever."""
 
+import json
+
 import torch
 from safetensors import safe_open
 from stock_halves import Engine, fail, rows_of
@@ -20,8 +22,10 @@ def main() -> None:
     if not labels:
         fail("the file has no labels")
     assert labels.pop("specshim")
+    model = engine.scheduler.vllm_config.model_config
     assert labels == {
-        "model": engine.scheduler.vllm_config.model_config.model,
+        "model": model.model,
+        "served_model_name": json.dumps([model.served_model_name]),
         "layer_ids": "[1, 4]",
         "vllm": __version__,
         "route": "cache",

@@ -24,7 +24,7 @@ def main() -> None:
     assert not isinstance(broadcast, dict), "one layer was taken for four"
     text = "\n".join(str(warning.message) for warning in said)
     assert "hs_0.safetensors" in text and "all 24 rows are zero" in text, text
-    assert "number 0 and captured layer number 1 are identical" in text, text
+    assert "slot 0 of 0..3 and slot 1 of 0..3 are identical" in text, text
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def _stock() -> Any:
 MODULE = "hs_connectors.mooncake_hidden_states_connector"
 
 PATCH = Patch(
-    id="hs-layout-0.29",
+    id="heads-before-slots",
     summary="the Mooncake connector of 0.7 reads the cache along the wrong axis",
     why=(
         "With vLLM 0.29 or newer the Mooncake connector of hs_connectors 0.7 stores "

@@ -14,12 +14,12 @@ from specshim.patching import Fingerprint, Patch, Target
 def load_hs_file(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Check the header of what was loaded."""
-    return _trainer.load_named(wrapped, args, kwargs)
+    """Check the header of what was loaded; here nobody deletes what is refused."""
+    return _trainer.load_named(wrapped, args, kwargs, leftover=True)
 
 
 PATCH = Patch(
-    id="mislabelled-served-files-0.7",
+    id="mislabelled-served-files-vendored",
     summary="served samples of other layers or another model are trained on",
     why=(
         "A drafter learns from the wrong layers: the server was started with other "
