@@ -20,7 +20,7 @@ def loaded(dataset: Any, row: int) -> bool:
 def main() -> None:
     from specshim import guard
 
-    folder = prepared(Path(tempfile.mkdtemp()))
+    folder = prepared(Path(tempfile.mkdtemp()), rows=8)
     cached = folder / "hidden_states" / "hs_2.safetensors"
     write(cached, states(), 2, model=MODEL, layer_ids=OTHER)
 
