@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 CHECKS = Path(__file__).parent / "checks"
+ALWAYS = ("test_abort_before_schedule", "test_verdicts_before_0_25")
+"""The modules that every run of the tests includes; each check of the others starts a
+vLLM process or more, so that all of them take half an hour: `nox -s extended`."""
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -22,6 +25,13 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 class FaultShownError(Exception):
     """Upstream failed the check, in the way that the patch is there to mend."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.stem not in ALWAYS:
+            item.add_marker(pytest.mark.extended)
 
 
 @pytest.fixture
