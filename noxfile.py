@@ -62,7 +62,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def extended(session: nox.Session) -> None:
-    """What takes too long for every change: the contracts of most patches, above all."""
+    """What takes too long for every change, above all the contracts of patches."""
     driver, variables = prepared(session)
     command = (str(driver), "-m", "pytest", "-m", "extended", *session.posargs)
     session.run(*command, env=variables, external=True)
