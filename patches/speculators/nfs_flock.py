@@ -18,11 +18,11 @@ def wait_for_lock(
     return _trainer.wait_on_nfs(wrapped, args, kwargs)
 
 
-_FAULTY = Fingerprint(
+FAULTY = Fingerprint(
     parameters=("lock_path", "timeout", "poll_interval"),
     contains=("os.open(lock_path, os.O_RDONLY)",),
 )
-_REPAIRED = Fingerprint(contains=("os.open(lock_path, os.O_RDWR)",))
+REPAIRED = Fingerprint(contains=("os.open(lock_path, os.O_RDWR)",))
 
 PATCH = Patch(
     id="nfs-flock",
@@ -38,15 +38,15 @@ PATCH = Patch(
         Target(
             name="speculators.data_generation.vllm_client.wait_for_lock",
             wrapper=wait_for_lock,
-            forms=(_FAULTY,),
-            fixed=_REPAIRED,
+            forms=(FAULTY,),
+            fixed=REPAIRED,
             aliases=("speculators.train.data.wait_for_lock",),
         ),
         Target(
             name="speculators.data_generation.vllm_client.wait_for_lock_async",
             wrapper=wait_for_lock,
-            forms=(_FAULTY,),
-            fixed=_REPAIRED,
+            forms=(FAULTY,),
+            fixed=REPAIRED,
             aliases=("__main__.wait_for_lock_async",),
         ),
     ),

@@ -8,7 +8,9 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
-from specshim.patching import Fingerprint, Patch, Target
+from specshim.patching import Patch, Target
+
+from .nfs_flock import FAULTY, REPAIRED
 
 
 def wait_for_lock(
@@ -17,12 +19,6 @@ def wait_for_lock(
     """Wait through a descriptor that can write."""
     return _trainer.wait_on_nfs(wrapped, args, kwargs)
 
-
-_FAULTY = Fingerprint(
-    parameters=("lock_path", "timeout", "poll_interval"),
-    contains=("os.open(lock_path, os.O_RDONLY)",),
-)
-_REPAIRED = Fingerprint(contains=("os.open(lock_path, os.O_RDWR)",))
 
 PATCH = Patch(
     id="nfs-flock-vendored",
@@ -38,8 +34,8 @@ PATCH = Patch(
         Target(
             name="speculators._vendor.hs_connectors.transfer.wait_for_lock",
             wrapper=wait_for_lock,
-            forms=(_FAULTY,),
-            fixed=_REPAIRED,
+            forms=(FAULTY,),
+            fixed=REPAIRED,
         ),
     ),
     processes=("trainer",),

@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import EXTRACT
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -22,7 +23,7 @@ def load_model(
 
     result = wrapped(*args, **kwargs)
     speculative = instance.speculative_config
-    if getattr(speculative, "method", None) != "extract_hidden_states":
+    if getattr(speculative, "method", None) != EXTRACT:
         return result
     if not supports_eagle3(instance.model):
         raise RuntimeError(

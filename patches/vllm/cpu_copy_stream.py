@@ -8,12 +8,10 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._sample_files import STOCK
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
-CONNECTOR = (
-    "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
-    ".ExampleHiddenStatesConnector"
-)
+CONNECTOR = f"{STOCK}.ExampleHiddenStatesConnector"
 
 
 def save_kv_layer(

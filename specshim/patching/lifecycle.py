@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from specshim import imports, process_report
+from specshim._vllm_facts import EXTRACT
 from specshim.patching import gate, ledger
 from specshim.patching.containment import contained, strict
 from specshim.patching.declaration import Patch
@@ -45,7 +46,7 @@ def _on_import(patch: Patch, module: ModuleType) -> None:
     with contained(patch.id):
         if all(imports.is_loaded(name) for name in others):
             apply(patch)
-        process_report.publish()
+            process_report.publish()
 
 
 def disarm(patches: Iterable[Patch]) -> None:
@@ -99,7 +100,7 @@ def _concerns_this_process(patch: Patch) -> bool:
     """
     if patch.kind == "patch":
         return True
-    return any("extract_hidden_states" in argument for argument in sys.argv)
+    return any(EXTRACT in argument for argument in sys.argv)
 
 
 def undo(patch_id: str) -> None:
