@@ -46,6 +46,7 @@ PATCH = Patch(
     targets=(
         Target(
             name="vllm.v1.core.kv_cache_utils._ensure_min_page_size",
+            moved=("vllm.v1.core.kv_cache_planning._ensure_min_page_size",),
             wrapper=ensure_min_page_size,
             forms=(
                 Fingerprint(

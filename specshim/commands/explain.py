@@ -51,7 +51,7 @@ def _text(row: Row) -> str:
         ("How to see it", patch.see or SEEN),
         ("Affects", f"{patch.package} {patch.range}"),
         ("Here", f"{row.verdict}. {row.reason}"),
-        ("Targets", ", ".join(target.name for target in patch.targets)),
+        ("Targets", ", ".join(" or ".join(t.places) for t in patch.targets)),
         ("Means", f"{patch.rung}. {patch.why_not_lower}".strip()),
         ("Processes", ", ".join(patch.processes)),
         ("Upstream", ", ".join(patch.upstream) or "none"),
