@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -32,11 +33,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.24.0,<0.31.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.request_finished"
-            ),
+            name=f"{STOCK_CLASS}.request_finished",
             wrapper=request_finished,
             forms=(
                 Fingerprint(

@@ -8,6 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -57,11 +58,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.build_connector_meta"
-            ),
+            name=f"{STOCK_CLASS}.build_connector_meta",
             wrapper=build_connector_meta,
             forms=(
                 Fingerprint(

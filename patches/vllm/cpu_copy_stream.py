@@ -8,10 +8,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import OPEN, Fingerprint, Patch, Target
-
-CONNECTOR = f"{STOCK}.ExampleHiddenStatesConnector"
 
 
 def save_kv_layer(
@@ -81,7 +79,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{CONNECTOR}.save_kv_layer",
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(
@@ -92,7 +90,7 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name=f"{CONNECTOR}.get_finished",
+            name=f"{STOCK_CLASS}.get_finished",
             wrapper=get_finished,
             forms=(
                 Fingerprint(

@@ -7,7 +7,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, saving_with, say_unwritten, whole_file
+from specshim._sample_files import saving_with, say_unwritten, whole_file
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -45,7 +46,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(

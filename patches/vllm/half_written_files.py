@@ -10,7 +10,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, whole_writer
+from specshim._sample_files import whole_writer
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
@@ -35,7 +36,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            name=f"{STOCK_CLASS}.__init__",
             wrapper=init,
             forms=(
                 Fingerprint(

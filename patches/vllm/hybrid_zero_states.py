@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 LAYER = "cache_only_layers"  # part of the name of the layer that holds the states
@@ -37,11 +38,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.24.0,<0.25.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.__init__"
-            ),
+            name=f"{STOCK_CLASS}.__init__",
             wrapper=init,
             forms=(
                 Fingerprint(

@@ -9,14 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 from specshim.patching import Fingerprint, Patch, Target
 
-
-def load_model(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Load, and tap a model that cannot return what it was asked for."""
-    from specshim.tap import returned
-
-    return returned.load_model(wrapped, instance, args, kwargs)
+from .no_eagle3_interface import LOAD
 
 
 def set_layers(
@@ -48,11 +41,7 @@ PATCH = Patch(
     upstream=("vllm#48124", "vllm#46973"),
     affects=SpecifierSet(">=0.18.0,<0.25.0"),
     targets=(
-        Target(
-            name="vllm.v1.worker.gpu_worker.Worker.load_model",
-            wrapper=load_model,
-            forms=(Fingerprint(parameters=("self",), contains=("self.model_runner",)),),
-        ),
+        LOAD,
         Target(
             name=(
                 "vllm.model_executor.models.deepseek_v2"

@@ -46,7 +46,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.22.0,<0.28.0"),
     targets=(
         Target(
-            name="vllm.v1.core.kv_cache_utils.get_kv_cache_groups",
+            name=layout.GROUPING,
             wrapper=get_kv_cache_groups,
             forms=(
                 Fingerprint(

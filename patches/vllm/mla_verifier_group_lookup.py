@@ -8,6 +8,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _kv_groups as layout
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -33,11 +34,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.25.0,<0.29.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector._find_cache_kv_group_id"
-            ),
+            name=f"{STOCK_CLASS}._find_cache_kv_group_id",
             wrapper=find_cache_kv_group_id,
             forms=(
                 Fingerprint(

@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("vllm.specshim")
-
-CONNECTOR = (
-    "vllm.distributed.kv_transfer.kv_connector.v1"
-    ".example_hidden_states_connector.ExampleHiddenStatesConnector"
-)
 
 
 def build_connector_meta(
@@ -129,7 +125,7 @@ def hidden_group(config: Any) -> int | None:
 
 TARGETS = (
     Target(
-        name=f"{CONNECTOR}.build_connector_meta",
+        name=f"{STOCK_CLASS}.build_connector_meta",
         wrapper=build_connector_meta,
         forms=(
             Fingerprint(
@@ -141,7 +137,7 @@ TARGETS = (
         fixed=Fingerprint(contains=("meta.pending_saves",)),
     ),
     Target(
-        name=f"{CONNECTOR}.save_kv_layer",
+        name=f"{STOCK_CLASS}.save_kv_layer",
         wrapper=save_kv_layer,
         forms=(
             Fingerprint(

@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -35,11 +36,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.17.0,<0.24.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.save_kv_layer"
-            ),
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(

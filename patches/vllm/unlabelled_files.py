@@ -14,11 +14,11 @@ from packaging.specifiers import SpecifierSet
 
 from specshim._sample_files import (
     LABELLED,
-    STOCK,
     sample_labels,
     saving_with,
     whole_writer,
 )
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 LABELS = "_specshim_labels"  # of a worker's half up to 0.21
@@ -91,7 +91,7 @@ PATCH = Patch(
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            name=f"{STOCK_CLASS}.__init__",
             wrapper=init,
             forms=(
                 Fingerprint(
@@ -101,7 +101,7 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(
