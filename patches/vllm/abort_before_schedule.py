@@ -29,6 +29,11 @@ PATCH = Patch(
         "gave up on a queued request, and the connector looks up the file name "
         "that it only chooses once a request is scheduled."
     ),
+    see=(
+        "The log of an engine that died has KeyError, raised in request_finished of "
+        "the connector. With the patch a request that is cancelled while it waits is "
+        "gone, and the others are answered."
+    ),
     upstream=("vllm#56841",),
     affects=SpecifierSet(">=0.24.0,<0.31.0"),
     targets=(

@@ -75,6 +75,11 @@ PATCH = Patch(
         "no NVIDIA driver': the connector copies the states over a CUDA stream into "
         "pinned memory, whatever the platform."
     ),
+    see=(
+        "The first sample stops the engine with an error about CUDA, NVIDIA or "
+        "_StreamPlaceholder, raised in the connector. With the patch its file is "
+        "there."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(

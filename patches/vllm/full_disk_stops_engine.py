@@ -42,6 +42,12 @@ PATCH = Patch(
         "the sample stays under its final name: files are written by the model's own "
         "thread, unguarded."
     ),
+    see=(
+        "With the storage on a small tmpfs that runs full, the engine is gone after "
+        "the first sample that does not fit. With the patch the log says 'No hidden "
+        "states in' and its path, the engine goes on, and no part of that file is "
+        "left."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(

@@ -32,6 +32,11 @@ PATCH = Patch(
         "written. Before 0.8 part of a sample can stay under its path, and a reader "
         "that takes no lock can meet one that is being written."
     ),
+    see=(
+        "With the storage on a small tmpfs that runs full, lock files stay for "
+        "samples that do not exist. With the patch nothing of them stays, and the log "
+        "says 'No hidden states in' and their paths."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(

@@ -34,6 +34,11 @@ PATCH = Patch(
         "finds a block's rows with the block size of the whole cache, while the group "
         "of the hidden states has a smaller one."
     ),
+    see=(
+        "Load a file and look for rows of zeros: (hidden_states == 0).all(2).any(). "
+        "Rows of other requests only show beside a reference, which is what `specshim "
+        "verify` is for; with the patch it says that all is right."
+    ),
     upstream=("vllm#46301", "vllm#44328", "speculators#613"),
     affects=SpecifierSet(">=0.24.0,<0.25.0"),
     targets=(

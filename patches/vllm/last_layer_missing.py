@@ -38,6 +38,12 @@ PATCH = Patch(
         "error, or with one other layer's states in every slot: these models collect "
         "what enters a layer, and the last output enters none."
     ),
+    see=(
+        "Ask for the last layer and an earlier one: the two slots of hidden_states "
+        "are equal, or the engine stops with a shape error. With the patch the last "
+        "slot, put through the model's norm and head, gives the first token that the "
+        "server generates."
+    ),
     upstream=("vllm#48124", "vllm#46973"),
     affects=SpecifierSet(">=0.18.0,<0.25.0"),
     targets=(

@@ -113,6 +113,11 @@ PATCH = Patch(
         "abort. What stays: whole samples under a path that the client chose and, up "
         "to 0.23, all that are written before the abort."
     ),
+    see=(
+        "Cancel requests, wait until the server is idle, and list the storage: there "
+        "are .lock files, and samples whose path no answer has named. With the patch "
+        "there are none but those that are named under Symptom."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(

@@ -30,6 +30,10 @@ PATCH = Patch(
         "is a bundle of its layers' specs, and the connector only looks at groups "
         "whose own spec is that of hidden states."
     ),
+    see=(
+        "The log of the start has 'Could not uniquely identify the extract-hidden- "
+        "states KV cache group'. With the patch the connector comes up."
+    ),
     upstream=("vllm#53243", "vllm#53074"),
     affects=SpecifierSet(">=0.25.0,<0.29.0"),
     targets=(

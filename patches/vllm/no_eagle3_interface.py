@@ -47,6 +47,11 @@ PATCH = Patch(
         "states of their layers; Gemma 3, Granite 4, Falcon-H1, LFM2 and many others "
         "did not. Before 0.22 the configuration refuses them by a list of names."
     ),
+    see=(
+        "The log of the start has 'Model does not support EAGLE3 interface'. With the "
+        "patch the server comes up, and `specshim verify` compares its states with "
+        "transformers."
+    ),
     upstream=("vllm#43130", "vllm#53052"),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(

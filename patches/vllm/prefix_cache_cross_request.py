@@ -162,6 +162,11 @@ PATCH = Patch(
         "step the length is right and the rows are theirs. Prefix caching is on by "
         "default, so any shared system prompt is enough."
     ),
+    see=(
+        "Send a prompt twice, one at a time: hidden_states of the second file has "
+        "fewer rows than its token_ids. With the patch both files have a row for each "
+        "token."
+    ),
     upstream=("vllm#44485", "vllm#43805"),
     affects=SpecifierSet(">=0.22.0,<0.24.0"),
     targets=TARGETS,

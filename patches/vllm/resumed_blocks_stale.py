@@ -29,6 +29,11 @@ PATCH = Patch(
         "requests: the connector adds the blocks of a resumed request to those that "
         "were taken from it, and reads the latter."
     ),
+    see=(
+        "Where vllm:num_preemptions of /metrics counts, send the prompts of that time "
+        "again, one at a time: the files of those that were preempted differ. With "
+        "the patch they agree up to rounding."
+    ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(

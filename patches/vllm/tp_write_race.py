@@ -32,6 +32,11 @@ PATCH = Patch(
         "files and the disk sees each of them once per rank; in 0.22 and 0.23 the "
         "ranks also wait for each other's file lock in the forward pass."
     ),
+    see=(
+        "Watch the storage while one prompt is sent (`inotifywait -m -e close_write "
+        "FOLDER`): its file is written once for each rank. With the patch it is "
+        "written once."
+    ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.17.0,<0.24.0"),
     targets=(

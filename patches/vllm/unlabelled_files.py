@@ -87,6 +87,10 @@ PATCH = Patch(
         "and training goes on with wrong features: the files carry no metadata that a "
         "reader could compare."
     ),
+    see=(
+        "safetensors.safe_open(FILE, 'pt').metadata() is None. With the patch it "
+        "names the model, the layer ids and the releases of vLLM and specshim."
+    ),
     upstream=("speculators#705",),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(

@@ -46,6 +46,15 @@ def test_when_a_patch_can_go_agrees_with_its_range(patch: Patch) -> None:
         assert requirement.specifier.contains(newest, prereleases=True)
 
 
+@pytest.mark.parametrize("patch", everything(), ids=lambda p: p.id)
+def test_a_patch_says_how_a_user_sees_it(patch: Patch) -> None:
+    if patch.kind == "hook":
+        return
+    assert "ith the patch" in patch.see, "what is seen without it, and what with it"
+    assert patch.see.endswith(".")
+    assert all(target.wrapper.__doc__ for target in patch.targets)
+
+
 @pytest.mark.parametrize("package", ["vllm", "speculators"])
 def test_newest_known_release_is_the_newest_tested(package: str) -> None:
     assert releases(package)[-1] == NEWEST_KNOWN[package]
