@@ -7,10 +7,9 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim import _kv_groups as layout
 from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
-
-LAYER = "cache_only_layers"  # part of the name of the layer that holds the states
 
 
 def init(
@@ -18,11 +17,11 @@ def init(
 ) -> None:
     """The states' own cache group says how many tokens its blocks have."""
     wrapped(*args, **kwargs)
-    cache = instance._kv_cache_config
-    for index, group in enumerate(cache.kv_cache_groups if cache else ()):
-        if any(LAYER in name for name in group.layer_names):
-            instance._hs_group_idx = index
-            instance._block_size = group.kv_cache_spec.block_size
+    groups = getattr(instance._kv_cache_config, "kv_cache_groups", ())
+    index = layout.holder(groups)
+    if index is not None:
+        instance._hs_group_idx = index
+        instance._block_size = groups[index].kv_cache_spec.block_size
 
 
 PATCH = Patch(

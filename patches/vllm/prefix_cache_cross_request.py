@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim import _kv_groups as layout
 from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
@@ -116,11 +117,7 @@ def prompt_slots(connector: Any) -> torch.Tensor | None:
 
 def hidden_group(config: Any) -> int | None:
     """The KV cache group with the hidden states' layer, by the name vLLM gives it."""
-    groups = getattr(config, "kv_cache_groups", ())
-    for index, group in enumerate(groups):
-        if any("cache_only_layers" in name for name in group.layer_names):
-            return index
-    return None
+    return layout.holder(getattr(config, "kv_cache_groups", ()))
 
 
 TARGETS = (
