@@ -68,6 +68,24 @@ def extended(session: nox.Session) -> None:
     session.run(*command, env=variables, external=True)
 
 
+@nox.session
+def sources(session: nox.Session) -> None:
+    """Judge the releases that are only read; fetches wheels of hundreds of MB."""
+    python = tool_environment(session, "lint", LINT_TOOLS)
+    install_specshim(session, python)
+    folders = {}
+    for entry in nox.project.load_toml(ROOT / "compat.toml")["sources"]:
+        release = f"{entry['package']}-{entry['version']}"
+        folder = folders[release] = str(ENVIRONMENTS / f"{release}-sources")
+        if not Path(folder, entry["package"]).is_dir():
+            wheel = f"{entry['package']}=={entry['version']}"
+            where = ("--python", str(python), "--target", folder)
+            uv(session, "pip", "install", "--no-deps", *where, wheel)
+    variables = {"SPECSHIM_TEST_SOURCES": json.dumps(folders)}
+    command = (str(python), "-m", "pytest", "-k", "read", "tests/drift")
+    session.run(*command, *session.posargs, env=variables, external=True)
+
+
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:
     """The Python that pytest runs in, and the variables that name all others."""
     pythons = {name: environment(session, name) for name in requirements()}
@@ -99,6 +117,7 @@ def check_style(session: nox.Session, python: Path) -> None:
 def requirements() -> dict[str, dict[str, Any]]:
     """The environments of compat.toml: requirements, pins and overrides by name."""
     compat = nox.project.load_toml(ROOT / "compat.toml")
+    del compat["sources"]
     found = {}
     for package, entries in compat.items():
         for entry in entries:

@@ -11,9 +11,23 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
+from specshim import imports
+
 Specs = dict[str, Any]  # by layer name, as vLLM passes them
+
+MODULES = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
+"""Where vLLM groups layers: up to 0.32, and later."""
+GROUPING, MOVED_GROUPING = (f"{module}.get_kv_cache_groups" for module in MODULES)
+
+
+def planning() -> ModuleType:
+    """The module in which the installed vLLM groups layers and counts their bytes."""
+    found = [module for module in MODULES if imports.exists(module)]
+    return import_module(found[-1])
 
 
 def arguments(
@@ -39,12 +53,11 @@ def others(specs: Mapping[str, Any]) -> Specs:
 
 def in_one_group(config: Any, specs: Specs) -> bool:
     """Whether vLLM puts all layers, hidden states included, into a single group."""
-    from vllm.v1.core import kv_cache_utils as utils
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
     return (
         bool(config.scheduler_config.disable_hybrid_kv_cache_manager)
-        or utils.is_kv_cache_spec_uniform(specs)
+        or planning().is_kv_cache_spec_uniform(specs)
         or UniformTypeKVCacheSpecs.is_uniform_type(specs)
     )
 
@@ -56,15 +69,14 @@ def grouped_otherwise(config: Any, model: Specs) -> bool:
     0.30 and 0.31: recurrent layers, pools of keys, and else latent attention alone, of
     which some layers compress.
     """
-    from vllm.v1.core import kv_cache_utils as utils
     from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 
     attention = getattr(config, "attention_config", None)
     if getattr(attention, "hisparse_config", None) is not None:
         return True
-    if not hasattr(utils, "_get_kv_cache_groups_glm5_next"):
+    if not hasattr(planning(), "_get_kv_cache_groups_glm5_next"):
         return False
-    apart = (MambaSpec, utils.KpoolTailSpec)
+    apart = (MambaSpec, planning().KpoolTailSpec)
     latent = [spec for spec in model.values() if not isinstance(spec, apart)]
     return (
         any(isinstance(spec, MambaSpec) for spec in model.values())
@@ -78,10 +90,8 @@ def is_packed(config: Any, model: Specs) -> bool:
 
     ``model`` are the specs of the model's own layers.
     """
-    from vllm.v1.core import kv_cache_utils as utils
-
-    if hasattr(utils, "group_and_unify_kv_cache_specs"):  # up to 0.28
-        return utils.group_and_unify_kv_cache_specs(model) is not None
+    if hasattr(planning(), "group_and_unify_kv_cache_specs"):  # up to 0.28
+        return planning().group_and_unify_kv_cache_specs(model) is not None
     if len({spec.page_size_bytes for spec in model.values()}) == 1:
         return False
     resolved = config.cache_config.get_resolved_kv_cache_layout()
@@ -154,9 +164,7 @@ def keeps_hashing(size: int, sizes: Sequence[int]) -> bool:
 
 def block_bytes(config: Any, groups: Sequence[Any]) -> int:
     """Bytes of one block of the pool, which is as wide as the widest group."""
-    from vllm.v1.core import kv_cache_utils as utils
-
-    count = utils._pool_bytes_per_block
+    count = planning()._pool_bytes_per_block
     takes_config = "vllm_config" in inspect.signature(count).parameters
     return int(count(config, groups) if takes_config else count(groups))
 

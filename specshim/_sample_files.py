@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specshim._version import __version__
+from specshim._vllm_facts import STOCK_MODULE
 
 logger = logging.getLogger("vllm.specshim")
 
@@ -116,9 +117,7 @@ def _json(header: Mapping[str, Any]) -> bytes:
     return json.dumps(header, separators=(",", ":")).encode()
 
 
-STOCK = "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
-
-WRITERS = frozenset({STOCK, "hs_connectors.fp8_hidden_states_connector"})
+WRITERS = frozenset({STOCK_MODULE, "hs_connectors.fp8_hidden_states_connector"})
 """Modules whose ``_write_tensors`` writes one safetensors file under the given name;
 of any other connector that inherits from the stock one we do not know that."""
 
@@ -205,7 +204,7 @@ def saving_with(save: Save) -> Iterator[None]:
 
     It writes in the thread of the forward, so one change at a time is enough.
     """
-    module = sys.modules[STOCK]
+    module = sys.modules[STOCK_MODULE]
     before = module.safetensors
     torch = SimpleNamespace(save_file=partial(save, before.torch.save_file))
     module.safetensors = SimpleNamespace(torch=torch)  # type: ignore[attr-defined]

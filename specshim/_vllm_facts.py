@@ -12,6 +12,10 @@ Release = tuple[int, int]
 ROUTES = ("auto", "tap", "cache")
 
 STOCK_CONNECTOR = "ExampleHiddenStatesConnector"
+STOCK_MODULE = (
+    "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
+)
+STOCK_CLASS = f"{STOCK_MODULE}.{STOCK_CONNECTOR}"
 TAP_CONNECTOR = "TapConnector"
 TAP_MODULE = "specshim.tap.connector"
 CONNECTORS = (STOCK_CONNECTOR, TAP_CONNECTOR)

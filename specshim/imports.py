@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,23 @@ def is_loaded(name: str) -> bool:
     if module is None:
         return False
     return not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def exists(name: str) -> bool:
+    """Whether module ``name`` is imported or lies in its package; imports nothing."""
+    path = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        package = ".".join(parts[:count])
+        module = sys.modules.get(package)
+        if module is not None:
+            path = getattr(module, "__path__", [])
+            continue
+        spec = PathFinder.find_spec(package, path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations or []
+    return True
 
 
 def watched() -> tuple[str, ...]:

@@ -14,6 +14,9 @@ COMPAT: dict[str, list[dict[str, Any]]] = tomllib.loads(
     (ROOT / "compat.toml").read_text()
 )
 
+READ = [f"{entry['package']}-{entry['version']}" for entry in COMPAT.pop("sources")]
+"""The releases whose code is only read (tests/drift)."""
+
 
 def releases(package: str) -> list[str]:
     """The tested releases of ``package``, oldest first."""

@@ -35,6 +35,10 @@ PATCH = Patch(
         "all the same, incomplete (or an error marker, where it was never scheduled), "
         "under a key that nobody knows and so nobody deletes."
     ),
+    see=(
+        "Cancel requests and compare the number of keys that mooncake_master reports "
+        "before and after: it has grown. With the patch it has not."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.8.0,<=0.9.0"),
     targets=(

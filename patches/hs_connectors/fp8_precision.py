@@ -46,6 +46,10 @@ PATCH = Patch(
         "token. And every token is off by up to 0.2 %: its scale is rounded to "
         "bfloat16."
     ),
+    see=(
+        "Look at hidden_states_scales of a file: their shape is [tokens, 1, 1]. With "
+        "the patch it is [tokens, layers, 1], a scale for each layer."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.9.0,<=0.9.0"),
     targets=(

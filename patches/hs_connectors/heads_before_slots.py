@@ -43,6 +43,11 @@ PATCH = Patch(
         "wrong rows or stops with an index error: vLLM put the heads before the slots "
         "of a block, and the connector's own reader takes the heads for slots."
     ),
+    see=(
+        "With vLLM 0.29 or newer, the first sample stops with an IndexError in "
+        "extract_from_kv_cache, or its rows are not those of the same prompt with the "
+        "file connector. With the patch they are."
+    ),
     upstream=("speculators#1072",),
     affects=SpecifierSet(">=0.7.0,<0.8.0"),
     targets=(

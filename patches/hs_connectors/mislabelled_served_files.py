@@ -25,6 +25,12 @@ PATCH = Patch(
         "A drafter learns from the wrong layers: the server was started with other "
         "layer ids than the trainer, and equal counts are all that has to fit."
     ),
+    see=(
+        "Begin a run whose layer ids are not those of the server, as many as they "
+        "are: nothing is said. With the patch each sample is refused, with a sentence "
+        "that says which layers it has; files without labels are used, with one "
+        "warning that says so."
+    ),
     upstream=("speculators#705",),
     affects=SpecifierSet(">=0.7.0,<=0.9.0"),
     targets=(

@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from packaging.specifiers import SpecifierSet
 
-from specshim import _kv_groups as layout
-from specshim.patching import OPEN, Fingerprint, Patch, Target
+from specshim.patching import OPEN
 
+from ..vllm import mla_verifier_group_lookup as original
 
-def find_cache_kv_group_id(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Look for the layer itself before looking for the spec of its group."""
-    (config,) = layout.arguments(("kv_cache_config",), args, kwargs)
-    found = layout.holder(config.kv_cache_groups) if config is not None else None
-    return wrapped(*args, **kwargs) if found is None else found
+(FIND,) = original.PATCH.targets
+NAME = (
+    "hs_connectors.mooncake_hidden_states_connector"
+    ".MooncakeHiddenStatesConnector._find_cache_kv_group_id"
+)
 
-
-PATCH = Patch(
+PATCH = replace(
+    original.PATCH,
     id="mla-verifier-group-lookup-mooncake",
     summary="the Mooncake connector refuses DeepSeek-V4: no group found",
-    why=(
-        "Workers stop with 'Could not uniquely identify the extract-hidden-states KV "
-        "cache group': on models that pack pages of several sizes the group's spec "
-        "is a bundle of its layers' specs, and the connector only looks at groups "
-        "whose own spec is that of hidden states."
-    ),
-    upstream=("vllm#53243", "vllm#53074"),
     affects=SpecifierSet(">=0.7.0,<=0.9.0"),
-    targets=(
-        Target(
-            name=(
-                "hs_connectors.mooncake_hidden_states_connector"
-                ".MooncakeHiddenStatesConnector._find_cache_kv_group_id"
-            ),
-            wrapper=find_cache_kv_group_id,
-            forms=(
-                Fingerprint(
-                    parameters=("cls", "kv_cache_config"),
-                    contains=("isinstance(group.kv_cache_spec, HiddenStateCacheSpec)",),
-                ),
-            ),
-        ),
-    ),
-    processes=("engine core", "worker"),
+    targets=(replace(FIND, name=NAME),),
     remove_when=OPEN,
 )

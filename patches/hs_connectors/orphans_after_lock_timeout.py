@@ -33,6 +33,11 @@ PATCH = Patch(
         "lock files: the trainer waits ten seconds for a file that the server is still "
         "writing, deletes what is not there yet, and never comes back."
     ),
+    see=(
+        "List the storage after samples have failed with TimeoutError: their files "
+        "and .lock files are there, and stay. With the patch the trainer waits two "
+        "minutes, and removes what came later when it deletes another sample."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.7.0,<=0.9.0"),
     targets=(

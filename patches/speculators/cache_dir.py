@@ -27,6 +27,11 @@ PATCH = Patch(
         "directory), and the run ends as if all were well: nothing creates the folder "
         "that files are moved to."
     ),
+    see=(
+        "Begin a run with on_generate=cache and a hidden_states_path that does not "
+        "exist: it still does not after some steps, and every sample fails with 'No "
+        "such file or directory'. With the patch it fills with hs_*.safetensors."
+    ),
     upstream=("speculators#743",),
     affects=SpecifierSet(">=0.5.0,<0.7.0"),
     targets=(

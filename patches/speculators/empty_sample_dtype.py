@@ -48,6 +48,10 @@ PATCH = Patch(
         "samples of a batch failed, the placeholder has float32 throughout, token ids "
         "included."
     ),
+    see=(
+        "Stop the server during a run: it ends with an error that names two dtypes. "
+        "With the patch the steps without a sample go on."
+    ),
     upstream=("speculators#527",),
     affects=SpecifierSet(">=0.5.0,<0.6.0"),
     targets=(

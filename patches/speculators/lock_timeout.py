@@ -30,6 +30,11 @@ PATCH = Patch(
         "the client waits ten seconds for a file that the server is still writing, and "
         "nobody comes back for it."
     ),
+    see=(
+        "Samples fail with 'Timed out waiting for lock' after ten seconds. With the "
+        "patch they do so after two minutes, and those that the server completes "
+        "until then are used."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.6.0,<=0.9.0"),
     targets=(

@@ -33,6 +33,12 @@ PATCH = Patch(
         "ids separately, cached files are named after the row alone, and equal counts "
         "are all that has to fit."
     ),
+    see=(
+        "Begin a run whose layer ids are not those in the header of its cached files "
+        "(safetensors.safe_open(FILE, 'pt').metadata()): nothing is said. With the "
+        "patch each such sample is skipped, with a warning that says which layers it "
+        "has; files without labels are used, with one warning that says so."
+    ),
     upstream=("speculators#705",),
     affects=SpecifierSet(">=0.5.0,<=0.9.0"),
     targets=(

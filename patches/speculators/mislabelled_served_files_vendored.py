@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
 from specshim import _trainer
-from specshim.patching import Fingerprint, Patch, Target
+
+from ..hs_connectors import mislabelled_served_files as original
 
 
 def load_hs_file(
@@ -18,26 +20,14 @@ def load_hs_file(
     return _trainer.load_named(wrapped, args, kwargs, leftover=True)
 
 
-PATCH = Patch(
+(LOAD,) = original.PATCH.targets
+
+PATCH = replace(
+    original.PATCH,
     id="mislabelled-served-files-vendored",
-    summary="served samples of other layers or another model are trained on",
-    why=(
-        "A drafter learns from the wrong layers: the server was started with other "
-        "layer ids than the trainer, and equal counts are all that has to fit."
-    ),
-    upstream=("speculators#705",),
     affects=SpecifierSet(">=0.7.0,<0.8.0"),
     targets=(
-        Target(
-            name="speculators._vendor.hs_connectors.transfer._load_hs_file",
-            wrapper=load_hs_file,
-            forms=(
-                Fingerprint(
-                    parameters=("file_path",), contains=("return load_file(file_path)",)
-                ),
-            ),
-        ),
+        replace(LOAD, name=f"speculators._vendor.{LOAD.name}", wrapper=load_hs_file),
     ),
-    processes=("trainer",),
     remove_when="speculators>=0.8.0",
 )

@@ -32,6 +32,10 @@ PATCH = Patch(
         "After hours the run dies with ValueError (Hidden states contain NaN values): "
         "of all bad samples, those with NaN are raised again instead of skipped."
     ),
+    see=(
+        "The run ends with ValueError: Hidden states contain NaN values. With the "
+        "patch there is a warning 'Sample N is skipped' in its place."
+    ),
     upstream=("speculators#615", "speculators#994"),
     affects=SpecifierSet(">=0.7.0,<0.8.0"),
     targets=(

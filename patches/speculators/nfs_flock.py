@@ -32,6 +32,10 @@ PATCH = Patch(
         "lie on NFS: the client asks for an exclusive lock on a lock file that it "
         "opened for reading."
     ),
+    see=(
+        "Every sample fails with OSError: [Errno 9] Bad file descriptor, and `stat -f "
+        "-c %T FOLDER` says nfs. With the patch they are read."
+    ),
     upstream=("speculators#948",),
     affects=SpecifierSet(">=0.6.0,<0.8.0"),  # 0.6.0.2, 0.7.0.2: told by their look
     targets=(

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from packaging.specifiers import SpecifierSet
 
-from specshim import _trainer
-from specshim.patching import Patch, Target
+from . import nfs_flock as original
 
-from .nfs_flock import FAULTY, REPAIRED
+WAIT = replace(
+    original.PATCH.targets[0],
+    name="speculators._vendor.hs_connectors.transfer.wait_for_lock",
+    aliases=(),
+)
 
-
-def wait_for_lock(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Wait through a descriptor that can write."""
-    return _trainer.wait_on_nfs(wrapped, args, kwargs)
-
-
-PATCH = Patch(
+PATCH = replace(
+    original.PATCH,
     id="nfs-flock-vendored",
     summary="waiting for a sample fails on NFS, in the vendored transfer",
-    why=(
-        "Every sample fails with OSError (Bad file descriptor) where the hidden states "
-        "lie on NFS: the client asks for an exclusive lock on a lock file that it "
-        "opened for reading."
-    ),
-    upstream=("speculators#948",),
     affects=SpecifierSet(">=0.7.0,<0.8.0"),  # 0.7.0.2 is told by its look
-    targets=(
-        Target(
-            name="speculators._vendor.hs_connectors.transfer.wait_for_lock",
-            wrapper=wait_for_lock,
-            forms=(FAULTY,),
-            fixed=REPAIRED,
-        ),
-    ),
-    processes=("trainer",),
-    rung="replace method",
-    why_not_lower="The mode of the descriptor is chosen inside the function.",
-    remove_when="speculators>=0.8.0",
+    targets=(WAIT,),
 )

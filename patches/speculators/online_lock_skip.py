@@ -44,6 +44,11 @@ PATCH = Patch(
         "0.22 or newer: it writes in the background under a lock file, and the client "
         "of speculators 0.5 knows no lock."
     ),
+    see=(
+        "Samples fail with 'No such file' or SafetensorError, and a moment later "
+        "their files are there and whole. With the patch the client waits until the "
+        ".lock file beside them is free."
+    ),
     upstream=("speculators#424", "speculators#566"),
     affects=SpecifierSet(">=0.5.0,<0.6.0"),
     targets=(

@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from packaging.specifiers import SpecifierSet
 
-from specshim import _trainer
-from specshim.patching import Fingerprint, Patch, Target
+from ..hs_connectors import orphans_after_lock_timeout as original
 
-
-def wait_for_lock(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Wait as long as for the server's answer, unless the caller says how long."""
-    return _trainer.wait_longer(wrapped, args, kwargs)
-
-
-def delete(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Remove file and lock file; what the server still writes, at a later call."""
-    return _trainer.delete_when_free(wrapped, instance, args, kwargs)
-
-
-PATCH = Patch(
+PATCH = replace(
+    original.PATCH,
     id="orphans-after-lock-timeout-vendored",
     summary="a slow sample is lost and its files stay, in the vendored transfer",
-    why=(
-        "Under load samples fail with TimeoutError and the disk fills with files and "
-        "lock files: the trainer waits ten seconds for a file that the server is still "
-        "writing, deletes what is not there yet, and never comes back."
-    ),
-    upstream=(),
     affects=SpecifierSet(">=0.7.0,<0.8.0"),
-    targets=(
-        Target(
-            name="speculators._vendor.hs_connectors.transfer.wait_for_lock",
-            wrapper=wait_for_lock,
-            forms=(
-                Fingerprint(
-                    parameters=("lock_path", "timeout", "poll_interval"),
-                    contains=("timeout: float = 10.0",),
-                ),
-            ),
-        ),
-        Target(
-            name="speculators._vendor.hs_connectors.transfer.FileTransfer.delete",
-            wrapper=delete,
-            forms=(
-                Fingerprint(
-                    parameters=("self", "handle"),
-                    contains=("Path(handle).unlink()",),
-                    lacks=(".lock",),
-                ),
-            ),
-        ),
+    targets=tuple(
+        replace(target, name=f"speculators._vendor.{target.name}")
+        for target in original.PATCH.targets
     ),
-    processes=("trainer",),
     remove_when="speculators>=0.8.0",
 )

@@ -57,6 +57,11 @@ PATCH = Patch(
         "token ids of a cached file and nothing else, so files of zeros, of one layer "
         "in every slot, or of another model are trained on."
     ),
+    see=(
+        "Save a cached file again with hidden_states set to zero: training goes on "
+        "without a word. With the patch there is a warning 'Sample N "
+        "(hs_N.safetensors) is skipped' that says which row is wrong."
+    ),
     upstream=("speculators#613", "speculators#705"),
     affects=SpecifierSet(">=0.5.0,<=0.9.0"),
     targets=(

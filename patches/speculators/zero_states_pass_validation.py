@@ -30,6 +30,10 @@ PATCH = Patch(
         "zero: the server sent zeros (or one layer in every slot), and "
         "check_hidden_states looks at keys, lengths and NaN only."
     ),
+    see=(
+        "Call check_hidden_states with zeros for hidden_states: it returns. With the "
+        "patch it raises ValueError: 'Hidden states refused', and which row is wrong."
+    ),
     upstream=("speculators#613",),
     affects=SpecifierSet(">=0.7.0,<=0.9.0"),
     targets=(

@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -28,15 +29,16 @@ PATCH = Patch(
         "gave up on a queued request, and the connector looks up the file name "
         "that it only chooses once a request is scheduled."
     ),
+    see=(
+        "The log of an engine that died has KeyError, raised in request_finished of "
+        "the connector. With the patch a request that is cancelled while it waits is "
+        "gone, and the others are answered."
+    ),
     upstream=("vllm#56841",),
     affects=SpecifierSet(">=0.24.0,<0.31.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.request_finished"
-            ),
+            name=f"{STOCK_CLASS}.request_finished",
             wrapper=request_finished,
             forms=(
                 Fingerprint(

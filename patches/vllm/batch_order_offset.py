@@ -34,6 +34,11 @@ PATCH = Patch(
         "takes the prompts' slots from the start of the batch, where vLLM keeps the "
         "requests that were running before."
     ),
+    see=(
+        "Send a prompt alone, and again while requests with a larger max_tokens are "
+        "running: hidden_states of the two files differ. With the patch they agree up "
+        "to rounding."
+    ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.22.0,<0.24.0"),
     targets=(replace(SAVE, wrapper=save_kv_layer), BUILD),

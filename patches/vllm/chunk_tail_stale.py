@@ -8,6 +8,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -53,15 +54,17 @@ PATCH = Patch(
         "request's: the connector saves a later chunk only if it got a new block. "
         "0.17 stops with an AssertionError there, in decode steps as well."
     ),
+    see=(
+        "Send a prompt longer than max_num_batched_tokens, and send it to a server "
+        "with --no-enable-chunked-prefill: where the last chunk fits into a block "
+        "that was begun, the last rows of the two files differ. With the patch they "
+        "agree up to rounding."
+    ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.build_connector_meta"
-            ),
+            name=f"{STOCK_CLASS}.build_connector_meta",
             wrapper=build_connector_meta,
             forms=(
                 Fingerprint(

@@ -43,6 +43,10 @@ PATCH = Patch(
         "unpack': the CPU runner loads the model and leaves out the step that tells it "
         "which layers' states to return."
     ),
+    see=(
+        "The server stops at start, and its log has 'too many values to unpack'. With "
+        "the patch it comes up."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.20.0,<0.22.0"),
     targets=(

@@ -8,10 +8,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import OPEN, Fingerprint, Patch, Target
-
-CONNECTOR = f"{STOCK}.ExampleHiddenStatesConnector"
 
 
 def save_kv_layer(
@@ -77,11 +75,16 @@ PATCH = Patch(
         "no NVIDIA driver': the connector copies the states over a CUDA stream into "
         "pinned memory, whatever the platform."
     ),
+    see=(
+        "The first sample stops the engine with an error about CUDA, NVIDIA or "
+        "_StreamPlaceholder, raised in the connector. With the patch its file is "
+        "there."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{CONNECTOR}.save_kv_layer",
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(
@@ -92,7 +95,7 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name=f"{CONNECTOR}.get_finished",
+            name=f"{STOCK_CLASS}.get_finished",
             wrapper=get_finished,
             forms=(
                 Fingerprint(

@@ -63,6 +63,10 @@ PATCH = Patch(
         "the kernels for the CPU had not been given the parameters that the sampler "
         "passes. In 0.21 and 0.22 they fit, and every call goes through as it is."
     ),
+    see=(
+        "The first step stops the engine with a TypeError that names SYNTHETIC_MODE "
+        "or USE_FP64_GUMBEL. With the patch it is answered."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.20.0,<0.25.0"),
     targets=(

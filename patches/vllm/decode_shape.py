@@ -31,6 +31,11 @@ PATCH = Patch(
         "sizes: after a decode step the draft tokens are [requests, 2], and vLLM has "
         "room for [requests, 1]."
     ),
+    see=(
+        "A request with max_tokens=2 stops the engine with a RuntimeError (output "
+        "with shape [.., 1] doesn't match), one with max_tokens=1 does not. With the "
+        "patch both are answered."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.17.0,<0.20.0"),
     targets=(

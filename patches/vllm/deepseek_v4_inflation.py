@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from specshim import _kv_groups as layout
 from specshim.patching import OPEN, Fingerprint, Patch, Target
+from specshim.patching.form import form_of
 
 NAMES = ("vllm_config", "kv_cache_spec")
 
@@ -50,10 +51,9 @@ def _cheapest(config: Any, groups: list[Any], name: str, spec: Any) -> Any:
 
 def _group(name: str, spec: Any) -> Any:
     """A group of that one layer; up to 0.28 all groups of a packing are bundles."""
-    from vllm.v1.core import kv_cache_utils as utils
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 
-    if hasattr(utils, "group_and_unify_kv_cache_specs"):
+    if hasattr(layout.planning(), "group_and_unify_kv_cache_specs"):
         spec = UniformTypeKVCacheSpecs(
             block_size=spec.block_size, kv_cache_specs={name: spec}
         )
@@ -68,8 +68,8 @@ def max_memory_usage_bytes_from_groups(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Count whole blocks: before 0.29 the hidden states' page was not among them."""
-    names = ("vllm_config", "kv_cache_groups")
-    config, groups = layout.arguments(names, args, kwargs)
+    names = form_of(wrapped).parameters
+    config, groups = layout.arguments(names, args, kwargs)[-2:]
     index = layout.hidden_group(groups)
     if index is None or not layout.is_bundle(groups[index].kv_cache_spec):
         return wrapped(*args, **kwargs)
@@ -87,11 +87,19 @@ PATCH = Patch(
         "model's own latent attention, and every layer's page is packed with it. "
         "From 0.29 the page is apart, but still sets the size of all blocks."
     ),
+    see=(
+        "At start the log says for how many requests of full length the KV cache is "
+        "enough (Maximum concurrency), or how many GiB one of them needs. Start once "
+        "more without extraction: with the patch a request needs more by about its "
+        "own states, max_model_len x layers x hidden size, and without it by many "
+        "times that."
+    ),
     upstream=("vllm#53243", "vllm#53074"),
     affects=SpecifierSet(">=0.25.0,<=0.32.0"),
     targets=(
         Target(
-            name="vllm.v1.core.kv_cache_utils.get_kv_cache_groups",
+            name=layout.GROUPING,
+            moved=(layout.MOVED_GROUPING,),
             wrapper=get_kv_cache_groups,
             forms=(
                 Fingerprint(
@@ -105,9 +113,13 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name="vllm.v1.core.kv_cache_utils._max_memory_usage_bytes_from_groups",
+            name=f"{layout.MODULES[0]}._max_memory_usage_bytes_from_groups",
+            moved=(f"{layout.MODULES[1]}._max_memory_usage_bytes_from_groups",),
             wrapper=max_memory_usage_bytes_from_groups,
-            forms=(Fingerprint(parameters=("vllm_config", "kv_cache_groups")),),
+            forms=(
+                Fingerprint(parameters=("vllm_config", "kv_cache_groups")),
+                Fingerprint(parameters=("builder", "vllm_config", "kv_cache_groups")),
+            ),
         ),
     ),
     processes=("engine core",),

@@ -36,6 +36,11 @@ PATCH = Patch(
         "support a quantized KV cache. The hidden states' cache takes the dtype of "
         "the attention layers' cache, though it holds no keys and values."
     ),
+    see=(
+        "With --kv-cache-dtype fp8 the server stops at start, and its log has the "
+        "AssertionError about CacheOnlyAttentionLayer. With the patch it comes up, "
+        "and samples have the model's dtype."
+    ),
     upstream=("vllm#39160",),
     affects=SpecifierSet(">=0.17.0,<0.20.0"),
     targets=(

@@ -7,7 +7,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, saving_with, say_unwritten, whole_file
+from specshim._sample_files import saving_with, say_unwritten, whole_file
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -41,11 +42,17 @@ PATCH = Patch(
         "the sample stays under its final name: files are written by the model's own "
         "thread, unguarded."
     ),
+    see=(
+        "With the storage on a small tmpfs that runs full, the engine is gone after "
+        "the first sample that does not fit. With the patch the log says 'No hidden "
+        "states in' and its path, the engine goes on, and no part of that file is "
+        "left."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(

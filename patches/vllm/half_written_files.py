@@ -10,7 +10,8 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, whole_writer
+from specshim._sample_files import whole_writer
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 
@@ -31,11 +32,16 @@ PATCH = Patch(
         "written. Before 0.8 part of a sample can stay under its path, and a reader "
         "that takes no lock can meet one that is being written."
     ),
+    see=(
+        "With the storage on a small tmpfs that runs full, lock files stay for "
+        "samples that do not exist. With the patch nothing of them stays, and the log "
+        "says 'No hidden states in' and their paths."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            name=f"{STOCK_CLASS}.__init__",
             wrapper=init,
             forms=(
                 Fingerprint(

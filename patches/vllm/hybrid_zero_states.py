@@ -7,9 +7,9 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim import _kv_groups as layout
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
-
-LAYER = "cache_only_layers"  # part of the name of the layer that holds the states
 
 
 def init(
@@ -17,11 +17,11 @@ def init(
 ) -> None:
     """The states' own cache group says how many tokens its blocks have."""
     wrapped(*args, **kwargs)
-    cache = instance._kv_cache_config
-    for index, group in enumerate(cache.kv_cache_groups if cache else ()):
-        if any(LAYER in name for name in group.layer_names):
-            instance._hs_group_idx = index
-            instance._block_size = group.kv_cache_spec.block_size
+    groups = getattr(instance._kv_cache_config, "kv_cache_groups", ())
+    index = layout.holder(groups)
+    if index is not None:
+        instance._hs_group_idx = index
+        instance._block_size = groups[index].kv_cache_spec.block_size
 
 
 PATCH = Patch(
@@ -33,15 +33,16 @@ PATCH = Patch(
         "finds a block's rows with the block size of the whole cache, while the group "
         "of the hidden states has a smaller one."
     ),
+    see=(
+        "Load a file and look for rows of zeros: (hidden_states == 0).all(2).any(). "
+        "Rows of other requests only show beside a reference, which is what `specshim "
+        "verify` is for; with the patch it says that all is right."
+    ),
     upstream=("vllm#46301", "vllm#44328", "speculators#613"),
     affects=SpecifierSet(">=0.24.0,<0.25.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.__init__"
-            ),
+            name=f"{STOCK_CLASS}.__init__",
             wrapper=init,
             forms=(
                 Fingerprint(

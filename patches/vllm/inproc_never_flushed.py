@@ -68,6 +68,11 @@ PATCH = Patch(
         "there is only a lock file, held by this very process: load_hidden_states "
         "waits for ever. What finished is saved in the next step, and there is none."
     ),
+    see=(
+        "With VLLM_ENABLE_V1_MULTIPROCESSING=0, look at the hidden_states_path of an "
+        "output once generate() has returned: there is only its .lock file. With the "
+        "patch the file is there, and load_hidden_states returns."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.24.0,<=0.32.0"),
     targets=(

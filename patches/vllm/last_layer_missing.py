@@ -9,14 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 from specshim.patching import Fingerprint, Patch, Target
 
-
-def load_model(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Load, and tap a model that cannot return what it was asked for."""
-    from specshim.tap import returned
-
-    return returned.load_model(wrapped, instance, args, kwargs)
+from .no_eagle3_interface import LOAD
 
 
 def set_layers(
@@ -45,14 +38,16 @@ PATCH = Patch(
         "error, or with one other layer's states in every slot: these models collect "
         "what enters a layer, and the last output enters none."
     ),
+    see=(
+        "Ask for the last layer and an earlier one: the two slots of hidden_states "
+        "are equal, or the engine stops with a shape error. With the patch the last "
+        "slot, put through the model's norm and head, gives the first token that the "
+        "server generates."
+    ),
     upstream=("vllm#48124", "vllm#46973"),
     affects=SpecifierSet(">=0.18.0,<0.25.0"),
     targets=(
-        Target(
-            name="vllm.v1.worker.gpu_worker.Worker.load_model",
-            wrapper=load_model,
-            forms=(Fingerprint(parameters=("self",), contains=("self.model_runner",)),),
-        ),
+        LOAD,
         Target(
             name=(
                 "vllm.model_executor.models.deepseek_v2"

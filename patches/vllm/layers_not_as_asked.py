@@ -70,6 +70,12 @@ PATCH = Patch(
         "one state is broadcast over all slots, and nobody counts them. Most models "
         "return ascending layers whatever was asked for, and nobody orders them."
     ),
+    see=(
+        "Ask for the layer ids [8, 4] and, on another server, [4, 8]: most models give "
+        "the same file for a prompt. With the patch the slots have changed places, and "
+        "a model that returns another number of states stops with a ValueError that "
+        "says both numbers."
+    ),
     upstream=("vllm#48124", "vllm#46973"),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(

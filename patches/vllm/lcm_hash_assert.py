@@ -42,11 +42,17 @@ PATCH = Patch(
         "block size fits its page, say 181 beside 544, so that blocks are hashed at "
         "the common divisor 1 and prefixes found only at multiples of 98,464 tokens."
     ),
+    see=(
+        "Send prompts of some hundred tokens that begin alike, and compare "
+        "vllm:prefix_cache_hits of /metrics with vllm:prefix_cache_queries: there are "
+        "no hits. With the patch there are, at multiples of the model's own block "
+        "size."
+    ),
     upstream=("vllm#51108",),
     affects=SpecifierSet(">=0.22.0,<0.28.0"),
     targets=(
         Target(
-            name="vllm.v1.core.kv_cache_utils.get_kv_cache_groups",
+            name=layout.GROUPING,
             wrapper=get_kv_cache_groups,
             forms=(
                 Fingerprint(

@@ -9,12 +9,11 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from specshim._sample_files import STOCK, remove
+from specshim._sample_files import remove
+from specshim._vllm_facts import STOCK_CLASS, STOCK_MODULE
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 LEFT = "_specshim_left"  # of the scheduler's half, and of a step's metadata
-
-CONNECTOR = f"{STOCK}.ExampleHiddenStatesConnector"
 
 
 def request_finished(
@@ -57,7 +56,7 @@ def _is_heard(instance: Any) -> bool:
     """Whether the worker gets the metadata of this patch, not a subclass's own."""
     kinds = type(instance).__mro__
     owner = next(kind for kind in kinds if "build_connector_meta" in vars(kind))
-    return owner.__module__ == STOCK
+    return owner.__module__ == STOCK_MODULE
 
 
 def build_connector_meta(
@@ -114,11 +113,16 @@ PATCH = Patch(
         "abort. What stays: whole samples under a path that the client chose and, up "
         "to 0.23, all that are written before the abort."
     ),
+    see=(
+        "Cancel requests, wait until the server is idle, and list the storage: there "
+        "are .lock files, and samples whose path no answer has named. With the patch "
+        "there are none but those that are named under Symptom."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{CONNECTOR}.request_finished",
+            name=f"{STOCK_CLASS}.request_finished",
             wrapper=request_finished,
             forms=(
                 Fingerprint(
@@ -131,7 +135,7 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name=f"{CONNECTOR}.build_connector_meta",
+            name=f"{STOCK_CLASS}.build_connector_meta",
             wrapper=build_connector_meta,
             forms=(
                 Fingerprint(
@@ -141,7 +145,7 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name=f"{CONNECTOR}.start_load_kv",
+            name=f"{STOCK_CLASS}.start_load_kv",
             wrapper=start_load_kv,
             forms=(Fingerprint(parameters=("self", "args", "kwargs")),),
         ),

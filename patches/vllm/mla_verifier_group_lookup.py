@@ -8,6 +8,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from specshim import _kv_groups as layout
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -29,15 +30,15 @@ PATCH = Patch(
         "is a bundle of its layers' specs, and the connector only looks at groups "
         "whose own spec is that of hidden states."
     ),
+    see=(
+        "The log of the start has 'Could not uniquely identify the extract-hidden- "
+        "states KV cache group'. With the patch the connector comes up."
+    ),
     upstream=("vllm#53243", "vllm#53074"),
     affects=SpecifierSet(">=0.25.0,<0.29.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector._find_cache_kv_group_id"
-            ),
+            name=f"{STOCK_CLASS}._find_cache_kv_group_id",
             wrapper=find_cache_kv_group_id,
             forms=(
                 Fingerprint(

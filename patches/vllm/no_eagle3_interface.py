@@ -13,7 +13,7 @@ from specshim.patching import OPEN, Fingerprint, Patch, Target
 def load_model(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Load, and tap a model that was found to lack the interface."""
+    """Load, and tap a model that cannot return what it was asked for."""
     from specshim.tap import returned
 
     return returned.load_model(wrapped, instance, args, kwargs)
@@ -32,6 +32,12 @@ def supports_eagle3(
     return True
 
 
+LOAD = Target(
+    name="vllm.v1.worker.gpu_worker.Worker.load_model",
+    wrapper=load_model,
+    forms=(Fingerprint(parameters=("self",), contains=("self.model_runner",)),),
+)
+
 PATCH = Patch(
     id="no-eagle3-interface",
     summary="many models are refused: they do not return states of their layers",
@@ -41,14 +47,15 @@ PATCH = Patch(
         "states of their layers; Gemma 3, Granite 4, Falcon-H1, LFM2 and many others "
         "did not. Before 0.22 the configuration refuses them by a list of names."
     ),
+    see=(
+        "The log of the start has 'Model does not support EAGLE3 interface'. With the "
+        "patch the server comes up, and `specshim verify` compares its states with "
+        "transformers."
+    ),
     upstream=("vllm#43130", "vllm#53052"),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(
-        Target(
-            name="vllm.v1.worker.gpu_worker.Worker.load_model",
-            wrapper=load_model,
-            forms=(Fingerprint(parameters=("self",), contains=("self.model_runner",)),),
-        ),
+        LOAD,
         Target(
             name="vllm.model_executor.models.interfaces.supports_eagle3",
             wrapper=supports_eagle3,

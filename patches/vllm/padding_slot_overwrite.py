@@ -27,6 +27,12 @@ PATCH = Patch(
         "Without --enforce-eager one row of one request is junk now and then: padded "
         "rows have slot -1, which is the last slot of the last block."
     ),
+    see=(
+        "It takes a KV cache that is used to its last block, so give it few (--num- "
+        "gpu-blocks-override) and send one prompt again and again: now and then a "
+        "file differs from the others in a single row. With the patch, or with "
+        "--enforce-eager, none does."
+    ),
     upstream=("vllm#43810", "vllm#43869", "vllm#46301"),
     affects=SpecifierSet(">=0.17.0,<0.25.0"),
     targets=(

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim import _kv_groups as layout
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("vllm.specshim")
-
-CONNECTOR = (
-    "vllm.distributed.kv_transfer.kv_connector.v1"
-    ".example_hidden_states_connector.ExampleHiddenStatesConnector"
-)
 
 
 def build_connector_meta(
@@ -120,16 +117,12 @@ def prompt_slots(connector: Any) -> torch.Tensor | None:
 
 def hidden_group(config: Any) -> int | None:
     """The KV cache group with the hidden states' layer, by the name vLLM gives it."""
-    groups = getattr(config, "kv_cache_groups", ())
-    for index, group in enumerate(groups):
-        if any("cache_only_layers" in name for name in group.layer_names):
-            return index
-    return None
+    return layout.holder(getattr(config, "kv_cache_groups", ()))
 
 
 TARGETS = (
     Target(
-        name=f"{CONNECTOR}.build_connector_meta",
+        name=f"{STOCK_CLASS}.build_connector_meta",
         wrapper=build_connector_meta,
         forms=(
             Fingerprint(
@@ -141,7 +134,7 @@ TARGETS = (
         fixed=Fingerprint(contains=("meta.pending_saves",)),
     ),
     Target(
-        name=f"{CONNECTOR}.save_kv_layer",
+        name=f"{STOCK_CLASS}.save_kv_layer",
         wrapper=save_kv_layer,
         forms=(
             Fingerprint(
@@ -165,6 +158,11 @@ PATCH = Patch(
         "Files have fewer hidden states than tokens; where other prompts shared the "
         "step the length is right and the rows are theirs. Prefix caching is on by "
         "default, so any shared system prompt is enough."
+    ),
+    see=(
+        "Send a prompt twice, one at a time: hidden_states of the second file has "
+        "fewer rows than its token_ids. With the patch both files have a row for each "
+        "token."
     ),
     upstream=("vllm#44485", "vllm#43805"),
     affects=SpecifierSet(">=0.22.0,<0.24.0"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -28,15 +29,16 @@ PATCH = Patch(
         "requests: the connector adds the blocks of a resumed request to those that "
         "were taken from it, and reads the latter."
     ),
+    see=(
+        "Where vllm:num_preemptions of /metrics counts, send the prompts of that time "
+        "again, one at a time: the files of those that were preempted differ. With "
+        "the patch they agree up to rounding."
+    ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.17.0,<0.22.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.build_connector_meta"
-            ),
+            name=f"{STOCK_CLASS}.build_connector_meta",
             wrapper=build_connector_meta,
             forms=(
                 Fingerprint(

@@ -41,11 +41,18 @@ PATCH = Patch(
         "than useless: the scheduler still ends chunks at multiples of the old one, "
         "so that a state is stored under the hash of tokens that it has not seen."
     ),
+    see=(
+        "The server stops at start with an AssertionError about pages, or a "
+        "ValueError of validate_kv_cache_layout; with the patch it comes up. The "
+        "wrong cached states show in a long prompt that is sent twice: without the "
+        "patch its second answer can differ from one with --no-enable-prefix-caching."
+    ),
     upstream=("vllm#50894",),
     affects=SpecifierSet(">=0.30.0,<=0.32.0"),
     targets=(
         Target(
             name="vllm.v1.core.kv_cache_utils._ensure_min_page_size",
+            moved=("vllm.v1.core.kv_cache_planning._ensure_min_page_size",),
             wrapper=ensure_min_page_size,
             forms=(
                 Fingerprint(

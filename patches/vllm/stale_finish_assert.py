@@ -50,6 +50,11 @@ PATCH = Patch(
         "scheduled, once abort-before-schedule lets the engine live that long; later, "
         "connectors that inherit from it do, if their other ranks report as well."
     ),
+    see=(
+        "The log of an engine that died has AssertionError, raised in "
+        "_update_from_kv_xfer_finished of the scheduler. With the patch the report is "
+        "left out, and the others are answered."
+    ),
     upstream=("vllm#43226", "vllm#46240", "vllm#46304", "vllm#48821", "vllm#53079"),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(

@@ -57,11 +57,15 @@ PATCH = Patch(
         "states of one token, which tensor parallelism does not divide, and the "
         "layer that keeps them is told to fit into that page."
     ),
+    see=(
+        "The server stops at start with an AssertionError, raised below "
+        "get_kv_cache_groups. With the patch it comes up."
+    ),
     upstream=("vllm#51016", "vllm#50894"),
     affects=SpecifierSet(">=0.22.0,<0.30.0"),
     targets=(
         Target(
-            name="vllm.v1.core.kv_cache_utils.get_kv_cache_groups",
+            name=layout.GROUPING,
             wrapper=get_kv_cache_groups,
             forms=(
                 Fingerprint(

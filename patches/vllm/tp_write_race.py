@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -31,15 +32,16 @@ PATCH = Patch(
         "files and the disk sees each of them once per rank; in 0.22 and 0.23 the "
         "ranks also wait for each other's file lock in the forward pass."
     ),
+    see=(
+        "Watch the storage while one prompt is sent (`inotifywait -m -e close_write "
+        "FOLDER`): its file is written once for each rank. With the patch it is "
+        "written once."
+    ),
     upstream=("vllm#43805",),
     affects=SpecifierSet(">=0.17.0,<0.24.0"),
     targets=(
         Target(
-            name=(
-                "vllm.distributed.kv_transfer.kv_connector.v1"
-                ".example_hidden_states_connector"
-                ".ExampleHiddenStatesConnector.save_kv_layer"
-            ),
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(

@@ -14,11 +14,11 @@ from packaging.specifiers import SpecifierSet
 
 from specshim._sample_files import (
     LABELLED,
-    STOCK,
     sample_labels,
     saving_with,
     whole_writer,
 )
+from specshim._vllm_facts import STOCK_CLASS
 from specshim.patching import OPEN, Fingerprint, Patch, Target
 
 LABELS = "_specshim_labels"  # of a worker's half up to 0.21
@@ -87,11 +87,15 @@ PATCH = Patch(
         "and training goes on with wrong features: the files carry no metadata that a "
         "reader could compare."
     ),
+    see=(
+        "safetensors.safe_open(FILE, 'pt').metadata() is None. With the patch it "
+        "names the model, the layer ids and the releases of vLLM and specshim."
+    ),
     upstream=("speculators#705",),
     affects=SpecifierSet(">=0.17.0,<=0.32.0"),
     targets=(
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.__init__",
+            name=f"{STOCK_CLASS}.__init__",
             wrapper=init,
             forms=(
                 Fingerprint(
@@ -101,7 +105,7 @@ PATCH = Patch(
             ),
         ),
         Target(
-            name=f"{STOCK}.ExampleHiddenStatesConnector.save_kv_layer",
+            name=f"{STOCK_CLASS}.save_kv_layer",
             wrapper=save_kv_layer,
             forms=(
                 Fingerprint(

@@ -32,6 +32,10 @@ PATCH = Patch(
         "with a ValidationError: its text_config has no num_attention_heads. The "
         "draft model's config is made of plain dicts, and vLLM reads attributes."
     ),
+    see=(
+        "The server stops at start, and its log has 'The text_config extracted from "
+        "the model config'. With the patch it comes up."
+    ),
     upstream=("vllm#39017", "vllm#38987"),
     affects=SpecifierSet(">=0.17.0,<0.20.0"),
     targets=(

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from specshim.patching.report import Row, installed_versions, rows
 
-SEEN = "specshim doctor shows in which processes of a server it is applied."
+SEEN_ON_SERVER = "specshim doctor shows in which processes of a server it is applied."
+SEEN_IN_TRAINER = "In a trainer, specshim.status() shows whether it is applied."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +44,16 @@ def _nearest(wanted: str, ids: Iterable[str]) -> str | None:
 def _text(row: Row) -> str:
     patch = row.patch
     fix = (sys.modules[patch.targets[0].wrapper.__module__].__doc__ or "").strip()
+    seen = SEEN_IN_TRAINER if patch.processes == ("trainer",) else SEEN_ON_SERVER
     lines = (
         ("Id", patch.id),
         ("Summary", patch.summary),
         ("Symptom and cause", patch.why),
         ("Fix", patch.targets[0].wrapper.__doc__ or fix),
-        ("How to see it", patch.see or SEEN),
+        ("How to see it", f"{patch.see} {seen}".strip()),
         ("Affects", f"{patch.package} {patch.range}"),
         ("Here", f"{row.verdict}. {row.reason}"),
-        ("Targets", ", ".join(target.name for target in patch.targets)),
+        ("Targets", ", ".join(" or ".join(t.places) for t in patch.targets)),
         ("Means", f"{patch.rung}. {patch.why_not_lower}".strip()),
         ("Processes", ", ".join(patch.processes)),
         ("Upstream", ", ".join(patch.upstream) or "none"),

@@ -69,20 +69,46 @@ class Binding:
                 setattr(module, attribute, new)
 
 
-def find(target: Target) -> tuple[Any, str, Any] | None:
-    """Owner, attribute name and raw attribute of ``target``, None where missing.
+@dataclass(frozen=True)
+class Found:
+    """Where a target is: under which of its names, in what, and as what is stored."""
+
+    place: str
+    owner: Any
+    attribute: str
+    raw: Any
+
+
+def find(target: Target) -> Found | None:
+    """``target`` at the first of its places that has it, None where it is missing.
 
     Looks only into modules that are imported. The attribute comes as it is stored
-    (a staticmethod object, not the function), from a base class if inherited.
+    (a staticmethod object, not the function), from a base class if inherited. Of
+    several places, one that merely imports the function from another is passed over.
     """
-    owner: Any = sys.modules.get(target.module)
-    *path, attribute = target.qualname.split(".")
+    for place in target.places:
+        found = _at(place)
+        if found and (not target.moved or _defined_in_its_module(found)):
+            return found
+    return None
+
+
+def _at(place: str) -> Found | None:
+    module, qualname = split_name(place)
+    owner: Any = sys.modules.get(module)
+    *path, attribute = qualname.split(".")
     for part in path:
         owner = getattr(owner, part, None)
     if owner is None:
         return None
     raw = inspect.getattr_static(owner, attribute, None)
-    return None if raw is None else (owner, attribute, raw)
+    return None if raw is None else Found(place, owner, attribute, raw)
+
+
+def _defined_in_its_module(found: Found) -> bool:
+    module, _ = split_name(found.place)
+    whole = found.owner if inspect.isclass(found.owner) else found.raw
+    return bool(getattr(whole, "__module__", module) == module)
 
 
 def bind(patch_id: str, target: Target) -> Binding:
@@ -94,10 +120,10 @@ def bind(patch_id: str, target: Target) -> Binding:
     found = find(target)
     if found is None:
         raise LookupError(f"{target.name} does not exist")
-    owner, attribute, raw = found
     # The wrapper turns itself off once the ledger has forgotten the patch: where
     # somebody wrapped over it and it cannot be taken out, it passes calls through.
     wrapper = _Wrapper(
-        raw, target.wrapper, enabled=partial(LEDGER.is_installed, patch_id)
+        found.raw, target.wrapper, enabled=partial(LEDGER.is_installed, patch_id)
     )
-    return Binding(target, owner, attribute, raw, wrapper, attribute in vars(owner))
+    own = found.attribute in vars(found.owner)
+    return Binding(target, found.owner, found.attribute, found.raw, wrapper, own)

@@ -66,7 +66,10 @@ class Target:
     ``name`` is dotted. The module ends before the first part that starts with a
     capital, or before the last part; a colon says otherwise
     (``vllm.v1.worker.gpu_worker.Worker.load_model``, ``pkg.module:lower.method``).
-    ``aliases`` are the dotted names of from-import copies, to be re-bound too.
+    ``moved`` are the names that the same function has in other releases; a patch is
+    for the first of all names that defines it.
+    ``aliases`` are the dotted names of from-import copies, to be re-bound too, of
+    whichever of these releases.
     ``forms`` are the looks that the wrapper was written for, any one of which will
     do; ``fixed`` is the look of the function once upstream has repaired it.
     """
@@ -76,18 +79,21 @@ class Target:
     forms: tuple[Fingerprint, ...]
     fixed: Fingerprint | None = None
     aliases: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.forms:
             raise ValueError(f"{self.name}: a target needs at least one fingerprint")
 
     @property
-    def module(self) -> str:
-        return split_name(self.name)[0]
+    def places(self) -> tuple[str, ...]:
+        """All names that the function may have, in the order of trying them."""
+        return (self.name, *self.moved)
 
     @property
-    def qualname(self) -> str:
-        return split_name(self.name)[1]
+    def modules(self) -> tuple[str, ...]:
+        """The modules that may define it, in the same order."""
+        return tuple(split_name(place)[0] for place in self.places)
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 def _first_problem(patch: Patch) -> str | None:
     operators = {spec.operator for spec in patch.affects}
-    packages = {target.name.partition(".")[0] for target in patch.targets}
+    places = [place for target in patch.targets for place in target.places]
+    packages = {place.partition(".")[0] for place in places}
     checks = (
         (not operators & LOWER, "affects has no lower bound"),
         (not operators & UPPER, "affects has no upper bound"),

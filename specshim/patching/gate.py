@@ -39,15 +39,16 @@ def judge(
 
     Args:
         version: as the package says it; None or unparsable counts as unknown.
-        forms: of each target, by its name; None where it was not found.
+        forms: of each target at each of its places, by that name; None where
+            it was not found.
     """
     by_range = judge_release(patch, version)
     if by_range is not None and by_range.kind == NOT_NEEDED:
         return by_range
     release = f"{patch.package} {version or 'of unknown version'}"
-    if all(_is_repaired(t, forms.get(t.name)) for t in patch.targets):
+    if all(_is_repaired(t, forms) for t in patch.targets):
         return Verdict(NOT_NEEDED, f"{release} has the repaired code.")
-    problems = [text for t in patch.targets if (text := _problem(t, forms.get(t.name)))]
+    problems = [text for t in patch.targets if (text := _problem(t, forms))]
     if problems:
         return Verdict(
             REFUSED, f"{release} is not what {patch.id} was written for: {problems[0]}."
@@ -102,17 +103,26 @@ def _names(value: str | None) -> frozenset[str]:
     return frozenset(part.strip() for part in (value or "").split(",") if part.strip())
 
 
-def _is_repaired(target: Target, form: Form | None) -> bool:
-    if target.fixed is None or form is None:
+def _is_repaired(target: Target, forms: Mapping[str, Form | None]) -> bool:
+    found = _found(target, forms)
+    if target.fixed is None or found is None:
         return False
-    return target.fixed.mismatch(form) is None
+    return target.fixed.mismatch(found[1]) is None
 
 
-def _problem(target: Target, form: Form | None) -> str | None:
-    if form is None:
-        return f"{target.name} does not exist"
-    found = [fingerprint.mismatch(form) for fingerprint in target.forms]
-    return None if None in found else f"{target.name}: {found[0]}"
+def _problem(target: Target, forms: Mapping[str, Form | None]) -> str | None:
+    found = _found(target, forms)
+    if found is None:
+        return f"{' or '.join(target.places)} does not exist"
+    place, form = found
+    differ = [fingerprint.mismatch(form) for fingerprint in target.forms]
+    return None if None in differ else f"{place}: {differ[0]}"
+
+
+def _found(target: Target, forms: Mapping[str, Form | None]) -> tuple[str, Form] | None:
+    """The first place of ``target`` that has the function, and its look there."""
+    looks = ((place, forms.get(place)) for place in target.places)
+    return next(((place, form) for place, form in looks if form is not None), None)
 
 
 def _parse(version: str | None) -> Version | None:

@@ -15,7 +15,7 @@ from specshim import imports, process_report
 from specshim._vllm_facts import EXTRACT
 from specshim.patching import gate, ledger
 from specshim.patching.containment import contained, strict
-from specshim.patching.declaration import Patch
+from specshim.patching.declaration import Patch, Target, split_name
 from specshim.patching.form import form_of
 from specshim.patching.ledger import LEDGER
 
@@ -27,7 +27,7 @@ class PatchRefused(RuntimeError):
 
 
 def arm(patches: Iterable[Patch]) -> None:
-    """Have each patch applied as soon as all modules of its targets are imported.
+    """Have each patch applied as soon as all its targets are imported.
 
     Where they are already, that is now. Arming again tries again, and changes
     nothing for a patch that is in place.
@@ -36,17 +36,33 @@ def arm(patches: Iterable[Patch]) -> None:
         known = LEDGER.entries.get(patch.id)
         if known is None or known.state == ledger.UNDONE:
             LEDGER.note(patch.id, ledger.ARMED, "Waits for the import of its target.")
-        for module in dict.fromkeys(target.module for target in patch.targets):
+        modules = [module for target in patch.targets for module in target.modules]
+        for module in dict.fromkeys(modules):
             imports.when_imported(module, partial(_on_import, patch), key=patch.id)
     process_report.publish()
 
 
 def _on_import(patch: Patch, module: ModuleType) -> None:
-    others = {target.module for target in patch.targets} - {module.__name__}
     with contained(patch.id):
-        if all(imports.is_loaded(name) for name in others):
+        if all(_is_settled(target, module.__name__) for target in patch.targets):
             apply(patch)
             process_report.publish()
+
+
+def _is_settled(target: Target, imported: str) -> bool:
+    """Whether ``target`` is imported, or no module yet to come can have it.
+
+    ``imported`` is the module whose import has just run to its end.
+    """
+    from specshim.patching.binding import find
+
+    def is_loaded(module: str) -> bool:
+        return module == imported or imports.is_loaded(module)
+
+    found = find(target)
+    if found is not None and is_loaded(split_name(found.place)[0]):
+        return True
+    return all(is_loaded(m) or not imports.exists(m) for m in target.modules)
 
 
 def disarm(patches: Iterable[Patch]) -> None:
@@ -134,7 +150,8 @@ def verdict_here(patch: Patch) -> gate.Verdict:
     forms = {}
     for target in patch.targets:
         found = find(target)
-        forms[target.name] = None if found is None else form_of(found[2])
+        if found is not None:
+            forms[found.place] = form_of(found.raw)
     return gate.judge(patch, _imported_version(patch.package), forms)
 
 
@@ -167,7 +184,7 @@ def _in_place(patch: Patch) -> bool:
 
     owners = {id(b.owner) for b in LEDGER.installed[patch.id]}
     found = [find(target) for target in patch.targets]
-    return all(f is not None and id(f[0]) in owners for f in found)
+    return all(f is not None and id(f.owner) in owners for f in found)
 
 
 def _imported_version(package: str) -> str | None:

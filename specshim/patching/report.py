@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specshim.patching import gate
-from specshim.patching.declaration import Patch
+from specshim.patching.declaration import Patch, split_name
 from specshim.patching.form import form_in_tree
 
 
@@ -40,7 +40,7 @@ class Row:
             "see": patch.see,
             "affects": patch.range,
             "upstream": list(patch.upstream),
-            "targets": [target.name for target in patch.targets],
+            "targets": [" or ".join(target.places) for target in patch.targets],
             "processes": list(patch.processes),
             "rung": patch.rung,
             "why_not_lower": patch.why_not_lower,
@@ -96,7 +96,8 @@ def row_of(patch: Patch, version: str | None, root: Path | None) -> Row:
 
 def judge_tree(patch: Patch, version: str | None, root: Path) -> gate.Verdict:
     """The verdict on ``patch`` against the sources under ``root``."""
-    forms = {t.name: form_in_tree(root, t.module, t.qualname) for t in patch.targets}
+    places = [place for target in patch.targets for place in target.places]
+    forms = {place: form_in_tree(root, *split_name(place)) for place in places}
     return gate.judge(patch, version, forms)
 
 

@@ -48,6 +48,17 @@ def test_server_without_extraction_is_left_alone(
     assert said == {"same": True, "said": [], "patched": []}
 
 
+def test_a_process_that_looks_a_model_up_does_not_report(
+    environment: Callable, tmp_path: Path
+) -> None:
+    look_up = "from vllm.model_executor.models.registry import _run_in_subprocess as r"
+    serving = {"SPECSHIM_SERVING": "cache:1:0", "SPECSHIM_STATE_DIR": str(tmp_path)}
+    watch = f"{look_up}\nimport sys\nassert 'specshim' in r(lambda: [*sys.modules])"
+    done = environment("vllm-0.32.0").run("-c", watch, variables=serving)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_stock_request_is_rerouted_and_said_once(
     environment: Callable, release: str

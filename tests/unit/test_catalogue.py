@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 from compat import COMPAT, ROOT, releases
@@ -26,10 +27,9 @@ def test_ids_are_unique() -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_patches_lie_where_they_belong(package: str) -> None:
     for patch in patches(package):
-        module = patch.targets[0].wrapper.__module__
         assert patch.package == package
         name = patch.id.replace("-", "_")
-        assert module.endswith(f"patches.{package}.{name}")
+        assert import_module(f"specshim.patches.{package}.{name}").PATCH is patch
     assert all(hook.kind == "hook" for hook in hooks(package))
 
 
@@ -44,6 +44,15 @@ def test_when_a_patch_can_go_agrees_with_its_range(patch: Patch) -> None:
         requirement = Requirement(patch.remove_when)
         assert requirement.name == patch.package
         assert requirement.specifier.contains(newest, prereleases=True)
+
+
+@pytest.mark.parametrize("patch", everything(), ids=lambda p: p.id)
+def test_a_patch_says_how_a_user_sees_it(patch: Patch) -> None:
+    if patch.kind == "hook":
+        return
+    assert "ith the patch" in patch.see, "what is seen without it, and what with it"
+    assert patch.see.endswith(".")
+    assert all(target.wrapper.__doc__ for target in patch.targets)
 
 
 @pytest.mark.parametrize("package", ["vllm", "speculators"])

@@ -31,6 +31,20 @@ def test_ranges_are_written_lower_bound_first(
     assert "vllm >=0.24.0,<0.31.0" in capsys.readouterr().out
 
 
+def test_explain_says_symptom_cause_fix_and_how_to_see_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["explain", "abort-before-schedule"]) == 0
+    printed = capsys.readouterr().out
+    for said in (
+        "Symptom and cause: Under load the engine dies with KeyError",
+        "Fix: Nothing was computed, so there is nothing to save",
+        "How to see it: The log of an engine that died has KeyError",
+        "specshim doctor shows in which processes",
+    ):
+        assert said in printed
+
+
 def test_help_is_for_users(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,35 @@ def test_refusal_says_what_differs() -> None:
     reason = judge(patch(), "0.24.0", {NAME: OTHER}).reason
     assert NAME in reason
     assert "its parameters are (self, batch)" in reason
+
+
+MOVED = "vllm.engine.Engine.f"
+
+
+@pytest.mark.parametrize(
+    ("forms", "verdict", "sentence"),
+    [
+        ({NAME: FAULTY, MOVED: None}, APPLY, "looks as expected"),
+        ({NAME: None, MOVED: FAULTY}, APPLY, "looks as expected"),
+        ({NAME: FAULTY, MOVED: OTHER}, APPLY, "looks as expected"),
+        ({MOVED: FIXED}, NOT_NEEDED, "has the repaired code"),
+        ({NAME: None, MOVED: OTHER}, REFUSED, f"{MOVED}: its parameters"),
+        ({}, REFUSED, f"{NAME} or {MOVED} does not exist"),
+    ],
+)
+def test_a_function_that_moved_is_judged_where_it_is(
+    forms: dict[str, Form | None], verdict: str, sentence: str
+) -> None:
+    moved = replace(patch().targets[0], moved=(MOVED,))
+    found = judge(patch(targets=(moved,)), "0.24.0", forms)
+    assert found.kind == verdict
+    assert sentence in found.reason
+
+
+def test_all_places_lie_in_one_package() -> None:
+    elsewhere = replace(patch().targets[0], moved=("other.Engine.f",))
+    with pytest.raises(ValueError, match="one package"):
+        patch(targets=(elsewhere,))
 
 
 @pytest.mark.parametrize(

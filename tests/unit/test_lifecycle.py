@@ -8,6 +8,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -267,6 +268,66 @@ def test_armed_becomes_applied_on_import_and_again_on_reimport(upstream: Any) ->
             del sys.modules[CODE]
     finally:
         imports._watcher().hooks.pop(CODE)
+
+
+OLD, NEW = f"{CODE}.function", "upstream_of_tests.planning.function"
+
+
+@pytest.fixture
+def moved_upstream(upstream: ModuleType) -> ModuleType:
+    """A later release: ``function`` is in a module that the old one imports."""
+    assert upstream.__file__
+    folder = Path(upstream.__file__).parent
+    (folder / "planning.py").write_text("def function(): return 'planned'\n")
+    facade = "from upstream_of_tests.planning import function\n"
+    (folder / "code.py").write_text(facade)
+    del sys.modules[CODE]
+    return upstream
+
+
+def test_a_moved_function_is_patched_where_it_is_defined(moved_upstream: Any) -> None:
+    user = "upstream_of_tests.user.function"
+    importlib.import_module("upstream_of_tests.user")
+    it = patch(Target(OLD, marked, ANY, moved=(NEW,), aliases=(OLD, user)))
+    apply(it)
+    for module in ("planning", "code", "user"):
+        copy = sys.modules[f"upstream_of_tests.{module}"].function
+        assert copy() == "patched planned", module
+    undo(it.id)
+    assert sys.modules[CODE].function() == "planned"
+
+
+def test_of_two_places_the_old_release_has_the_first(upstream: Any) -> None:
+    arm([patch(Target(OLD, marked, ANY, moved=(NEW,)))])
+    try:
+        assert upstream.function() == "patched function"
+        assert LEDGER.entries["test-patch"].state == "applied"
+    finally:
+        imports.drop("test-patch")
+
+
+def test_it_waits_for_the_module_that_may_have_the_function(
+    moved_upstream: Any,
+) -> None:
+    code = Path(moved_upstream.__file__)
+    code.write_text("")  # moved for good
+    arm([patch(Target(OLD, marked, ANY, moved=(NEW,)))])
+    try:
+        importlib.import_module(CODE)
+        assert LEDGER.entries["test-patch"].state == "armed"
+        planning = importlib.import_module("upstream_of_tests.planning")
+        assert planning.function() == "patched planned"
+        assert LEDGER.entries["test-patch"].state == "applied"
+    finally:
+        imports.drop("test-patch")
+
+
+def test_nowhere_to_be_found_it_is_refused(upstream: Any) -> None:
+    arm([patch(Target(f"{CODE}.gone", boom, ANY, moved=(NEW,)))])
+    imports.drop("test-patch")
+    entry = LEDGER.entries["test-patch"]
+    assert entry.state == "refused"
+    assert f"{CODE}.gone or {NEW} does not exist" in entry.reason
 
 
 def test_failing_hook_is_contained_unless_strict(

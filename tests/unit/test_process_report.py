@@ -13,6 +13,12 @@ import pytest
 from specshim import _serving, process_report
 from specshim.commands.doctor import collect, render
 
+PUBLISH = """
+from specshim import _serving, process_report
+_serving.announce('cache')
+process_report.publish()
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -23,11 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ended_process() -> int:
     """The pid of a process that has reported and ended."""
-    code = (
-        "from specshim import _serving, process_report\n"
-        "_serving.announce('cache'); process_report.publish()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code])
+    process = subprocess.Popen([sys.executable, "-c", PUBLISH])
     assert process.wait(60) == 0
     return process.pid
 
@@ -36,6 +38,23 @@ def test_nothing_is_written_where_nothing_is_extracted(folder: Path) -> None:
     process_report.publish()
     assert not folder.exists()
     assert process_report.read_reports() == ()
+
+
+def test_a_process_that_looks_a_model_up_is_no_part_of_a_server(
+    folder: Path, tmp_path: Path
+) -> None:
+    *packages, module = process_report.INSPECTION.split(".")
+    home = tmp_path.joinpath(*packages)
+    home.mkdir(parents=True)
+    (home / f"{module}.py").write_text(PUBLISH)
+    run = [sys.executable, "-m", process_report.INSPECTION]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    environ = {**os.environ, "PYTHONPATH": paths}
+    assert subprocess.run(run, env=environ, timeout=60).returncode == 0
+    assert not folder.exists()
+    run = [sys.executable, str(home / f"{module}.py")]  # the same code, by its path
+    assert subprocess.run(run, env=environ, timeout=60).returncode == 0
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_a_running_and_an_ended_process_are_told_apart(

@@ -24,6 +24,8 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from specshim._kv_groups import planning
+
 BF16 = torch.bfloat16
 HIDDEN = "cache_only_layers.99"
 
@@ -155,7 +157,7 @@ def deepseek_v4_flash() -> dict[str, Any]:
 def groups(made: Any, specs: dict[str, Any]) -> list[Any]:
     """vLLM's groups; the specs are copied, since some releases pad them in place."""
     copies = {name: replace(spec) for name, spec in specs.items()}
-    return list(utils.get_kv_cache_groups(made, copies))
+    return list(planning().get_kv_cache_groups(made, copies))
 
 
 def table(found: list[Any]) -> list[tuple[int, str, int, int]]:
@@ -173,7 +175,26 @@ def table(found: list[Any]) -> list[tuple[int, str, int, int]]:
 
 def gib(made: Any, found: list[Any]) -> float:
     """What vLLM wants to have for one request of the full length, in GiB."""
-    return float(utils._max_memory_usage_bytes_from_groups(made, found)) / 2**30
+    count = planning()._max_memory_usage_bytes_from_groups
+    return float(count(*_builder(made), made, found)) / 2**30
+
+
+def _builder(made: Any) -> tuple[Any, ...]:
+    """From 0.33, the platform's part in planning, a first argument."""
+    try:
+        from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
+    except ImportError:
+        return ()
+    return (get_kv_cache_config_builder(made),)
+
+
+def _plan(made: Any, specs: dict[str, Any], memory: int) -> Any:
+    """What a single worker with that many bytes is told; from 0.33 in two steps."""
+    plan = planning()
+    more = []
+    if hasattr(plan, "get_global_kv_cache_groups"):
+        more = [plan.get_global_kv_cache_groups(made, [specs])]
+    return plan.get_kv_cache_configs(made, [specs], [memory], *more)[0]
 
 
 class Planned:
@@ -184,7 +205,7 @@ class Planned:
         from vllm.v1.structured_output import StructuredOutputManager
 
         copies = {name: replace(spec) for name, spec in specs.items()}
-        self.worker = utils.get_kv_cache_configs(made, [copies], [memory])[0]
+        self.worker = _plan(made, copies, memory)
         self.plan = utils.generate_scheduler_kv_cache_config([self.worker])
         made.cache_config.num_gpu_blocks = self.plan.num_blocks
         self.sizes = utils.resolve_kv_cache_block_sizes(self.plan, made)

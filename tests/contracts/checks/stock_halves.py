@@ -94,11 +94,15 @@ class Engine:
         self.scheduler.add_request(request)
 
     def forward(self) -> Any:
+        """A step up to its forward; returns what the worker reports as finished."""
+        return self.work(self.scheduler.schedule())
+
+    def work(self, output: Any) -> Any:
         """The worker's part of a step; returns what it reports as finished."""
-        self.output = self.scheduler.schedule()
+        self.output = output
         metadata = pickle.loads(pickle.dumps(self.output.kv_connector_metadata))
         self.worker.bind_connector_metadata(metadata)
-        self.worker.start_load_kv(None)
+        self.worker.start_load_kv(SimpleNamespace(attn_metadata=None))
         if self.output.total_num_scheduled_tokens:
             self.save()
             self.worker.wait_for_save()

@@ -46,10 +46,11 @@ def stock_arguments(folder: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def scheduler(connector: dict[str, Any] | None = None) -> Any:
+def scheduler(connector: dict[str, Any] | None = None, *, hybrid: bool = True) -> Any:
     """vLLM's scheduler for a dense model, with the hidden states' cache layer.
 
     ``connector``: the kv_transfer_config, once the engine is configured with stock's.
+    ``hybrid``: whether vLLM's hybrid KV cache manager is on, as for stock's.
     """
     import torch
     from vllm.config import KVTransferConfig
@@ -68,6 +69,8 @@ def scheduler(connector: dict[str, Any] | None = None) -> Any:
     config = engine_args.create_engine_config()
     if connector is not None:
         config.kv_transfer_config = KVTransferConfig(**connector)
+    if not hybrid:
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
     config.cache_config.num_gpu_blocks = 32
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=2, head_size=16, dtype=torch.float32
