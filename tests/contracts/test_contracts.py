@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from compat import runnable
 from conftest import FaultShownError
-from contract_table import CONTRACTS, Contract
+from contract_table import CONTRACTS, EVERY_RUN, Contract
 
 from specshim.patching import Patch
 from specshim.patching.catalogue import patches
@@ -15,6 +15,8 @@ from specshim.patching.declaration import OPEN
 
 pytestmark = pytest.mark.envs
 
+# By vLLM, so that the newest connector shows it on an old vLLM only.
+MENDED_BELOW = ("mla-verifier-group-lookup-mooncake",)
 INSTALLED_WITH = {"hs_connectors-0.9.0": "speculators-0.9.0"}
 PACKAGES = ("vllm", "speculators", "hs_connectors")
 PATCHES = [patch for package in PACKAGES for patch in patches(package)]
@@ -26,9 +28,10 @@ def case(contract: Contract, release: str, mode: str) -> object:
     group = f"{name}-{mode}" if contract.own else f"{release}-{mode}"
     if mode == "patched" and contract.without:
         group = f"{group}-without-{contract.without[0]}"
-    return pytest.param(
-        contract, release, id=name, marks=pytest.mark.xdist_group(group)
-    )
+    marks = [pytest.mark.xdist_group(group)]
+    if contract.own or release not in EVERY_RUN:
+        marks.append(pytest.mark.extended)
+    return pytest.param(contract, release, id=name, marks=marks)
 
 
 def cases(mode: str) -> list[object]:
@@ -97,4 +100,4 @@ def test_the_repair_of_a_fault_would_be_noticed(patch: Patch) -> None:
         if patch.id in contract.patches
         for release in contract.affected
     }
-    assert tried & {newest, INSTALLED_WITH.get(newest)}
+    assert tried & {newest, INSTALLED_WITH.get(newest)} or patch.id in MENDED_BELOW
