@@ -172,7 +172,10 @@ def build(session: nox.Session, name: str, wanted: Mapping[str, Any]) -> Path:
     if wanted["on"]:
         packages = "lib/python*/site-packages"
         below = next(environment(session, wanted["on"]).parents[1].glob(packages))
-        (next(folder.glob(packages)) / "below.pth").write_text(f"{below}\n")
+        # Python reads no .pth files of what a .pth file names.
+        further = below / "below.pth"
+        lines = further.read_text() if further.is_file() else ""
+        (next(folder.glob(packages)) / "below.pth").write_text(f"{below}\n{lines}")
     mark.write_text(digest)
     return python
 

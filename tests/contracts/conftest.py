@@ -1,26 +1,17 @@
-"""How a contract is tested: one check, on pristine and on patched upstream."""
+"""Checks of contracts, run in the environments of releases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bench import Bench
 
-CHECKS = Path(__file__).parent / "checks"
-ALWAYS = ("test_abort_before_schedule", "test_verdicts_before_0_25")
-"""The modules that every run of the tests includes; each check of the others starts a
-vLLM process or more, so that all of them take half an hour: `nox -s extended`."""
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-
-
-BOOT = """
-import runpy, sys
-import specshim
-specshim.install()
-sys.path.insert(0, sys.argv[1].rpartition("/")[0])
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
 
 
 class FaultShownError(Exception):
@@ -28,36 +19,77 @@ class FaultShownError(Exception):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.parent == here and item.path.stem not in ALWAYS:
-            item.add_marker(pytest.mark.extended)
+    """What shares a process comes together, after all else."""
+
+    def group(item: pytest.Item) -> str:
+        mark = item.get_closest_marker("xdist_group")
+        ours = item.path.parent == Path(__file__).parent
+        return str(mark.args[0]) if ours and mark else ""
+
+    items.sort(key=group)
+
+
+@pytest.fixture(scope="session")
+def benches() -> Iterator[dict[tuple[str, str], Bench]]:
+    """The one bench that is in use; tests come sorted by bench."""
+    kept: dict[tuple[str, str], Bench] = {}
+    yield kept
+    for bench in kept.values():
+        bench.close()
 
 
 @pytest.fixture
-def check(environment: Callable) -> Callable[..., None]:
-    """Run ``checks/NAME.py`` in an environment.
+def check(environment: Callable, benches: dict) -> Callable[..., list[str]]:
+    """Run ``checks/NAME.py`` in an environment; the ids of the patches in place.
 
-    ``fault`` is what a line of standard error starts with where upstream shows
-    the fault; any other failure is an error of the check itself. ``without``
-    names the patches to leave out, where upstream cannot run without the others.
+    ``patched``: with all patches except those in ``without``; else without specshim.
+    ``own``: in a process of its own.
     """
 
     def run(
-        name: str, *, on: str, patched: bool, fault: str, without: str = ""
-    ) -> None:
+        name: str,
+        *,
+        on: str,
+        patched: bool,
+        fault: str = "no fault to show",
+        without: Sequence[str] = (),
+        own: bool = False,
+    ) -> list[str]:
         # On the tap route the request would leave the road that is under test.
-        switch = {"SPECSHIM_ROUTE": "cache"} if patched else {"SPECSHIM": "0"}
-        if without:
-            switch["SPECSHIM_DISABLE"] = without
-        arguments = ("-c", BOOT, str(CHECKS / f"{name}.py"))
-        done = environment(on).run(*arguments, variables={**VARIABLES, **switch})
-        if done.returncode == 0:
-            return
-        # An engine's other processes may have the last word.
-        shown = [line for line in done.stderr.splitlines() if line.startswith(fault)]
-        if shown:
-            raise FaultShownError(shown[-1])
-        pytest.fail(f"{name} on {on}: {done.stderr[-3000:]}")
+        switches = {"SPECSHIM": "0"}
+        if patched:
+            switches = {
+                "SPECSHIM_ROUTE": "cache",
+                "SPECSHIM_DISABLE": ",".join(without),
+            }
+        python = environment(on)
+        key = (on, json.dumps(switches))
+        if own or key not in benches:
+            variables = {
+                k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")
+            }
+            bench = Bench(
+                python.python,
+                {**variables, **python.variables, **VARIABLES, **switches},
+            )
+            if own:
+                with bench:
+                    return judged(name, on, fault, bench.run(name))
+            for other in list(benches):
+                benches.pop(other).close()
+            benches[key] = bench
+        return judged(name, on, fault, benches[key].run(name))
 
     return run
+
+
+def judged(name: str, on: str, fault: str, answer: dict[str, Any]) -> list[str]:
+    error: str = answer["error"]
+    # An engine's other processes may have the last word.
+    shown = [line for line in error.splitlines() if line.startswith(fault)]
+    if shown:
+        raise FaultShownError(shown[-1])
+    if error:
+        pytest.fail(f"{name} on {on}: {error[-3000:]}")
+    applied: list[str] = answer["applied"]
+    return applied

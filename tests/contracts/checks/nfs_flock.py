@@ -38,4 +38,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        fcntl.flock = _flock  # other checks may follow in this process

@@ -26,6 +26,10 @@ LLAMA = {
 
 def stock_arguments(folder: Path, **more: Any) -> dict[str, Any]:
     """EngineArgs of a server that extracts by the stock road; no weights needed."""
+    from vllm.model_executor.models import registry
+
+    # To learn of the model, vLLM would import itself again in another process.
+    registry._run_in_subprocess = lambda look: look()
     (folder / "config.json").write_text(json.dumps(LLAMA))
     draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 4]}}
     return {

@@ -132,9 +132,6 @@ def serve(
 def _config(folder: Path, **more: Any) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda look: look()  # importing vLLM again is slow
     arguments = stock_arguments(folder, block_size=BLOCK, **more)
     transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
     return EngineArgs(kv_transfer_config=transfer, **arguments).create_engine_config()
