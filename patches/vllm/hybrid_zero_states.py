@@ -31,7 +31,9 @@ PATCH = Patch(
         "On models with several kinds of layers (Mamba, GDN, sliding window) the files "
         "have the right shape and hold zeros or rows of other requests: the connector "
         "finds a block's rows with the block size of the whole cache, while the group "
-        "of the hidden states has a smaller one."
+        "of the hidden states has a smaller one. On one GPU the engine shares its "
+        "config with the worker, and with it the smallest block size, which often "
+        "happens to be the right one; with tensor parallelism it does not."
     ),
     see=(
         "Load a file and look for rows of zeros: (hidden_states == 0).all(2).any(). "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 EVERY_RUN = frozenset(
     {
         "vllm-0.20.1",
@@ -163,6 +162,12 @@ CONTRACTS = (
         # The connector reports what was never scheduled up to 0.30; the asserts are
         # in all releases.
         _vllm("0.24.0", "0.32.0"),
+    ),
+    Contract(
+        "multi_connector_never_frees",
+        ("multi-connector-never-frees",),
+        "blocks are never freed: ['one', 'other']",
+        _vllm("0.31.0", "0.32.0"),
     ),
     Contract(
         "lock_and_file_leak",

@@ -132,6 +132,7 @@ def serve(
 def _config(folder: Path, **more: Any) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
+
     arguments = stock_arguments(folder, block_size=BLOCK, **more)
     transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
     return EngineArgs(kv_transfer_config=transfer, **arguments).create_engine_config()
