@@ -182,7 +182,7 @@ CONTRACTS = (
     Contract(
         "full_disk",
         ("full-disk-stops-engine", "half-written-files"),
-        "safetensors_rust.SafetensorError",  # the error leaves the forward
+        "safetensors._safetensors_rust.SafetensorError",  # the error leaves the forward
         _vllm("0.20.1"),
     ),
     Contract(
@@ -283,6 +283,7 @@ CONTRACTS = (
         "asks for CUDA",
         # Saved during the step, then at the end, then from a cache with other axes.
         _vllm("0.22.1", "0.24.0", "0.32.0"),
+        own=True,  # others replace torch's streams
     ),
     Contract(
         "cpu_sampler_keywords",

@@ -11,10 +11,12 @@ def main() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # bytes
-    engine.add("cut", tokens=15)  # 7 KiB of states
-    engine.step()
-    engine.drain()
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        engine.add("cut", tokens=15)  # 7 KiB of states
+        engine.step()
+        engine.drain()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cut" in engine.answers
     if engine.files():
         fail(f"left behind: {engine.files()}")

@@ -57,6 +57,7 @@ def scheduler(connector: dict[str, Any] | None = None, *, hybrid: bool = True) -
     ``hybrid``: whether vLLM's hybrid KV cache manager is on, as for stock's.
     """
     import torch
+    from vllm import __version__
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -67,7 +68,11 @@ def scheduler(connector: dict[str, Any] | None = None, *, hybrid: bool = True) -
     )
     from vllm.v1.structured_output import StructuredOutputManager
 
-    arguments = stock_arguments(Path(tempfile.mkdtemp()))
+    refuses_chunks = __version__.startswith(("0.22.", "0.23."))
+    chunks = {"enable_chunked_prefill": False} if refuses_chunks else {}
+    arguments = stock_arguments(
+        Path(tempfile.mkdtemp()), enable_prefix_caching=False, **chunks
+    )
     transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
     engine_args = EngineArgs(kv_transfer_config=transfer, **arguments)
     config = engine_args.create_engine_config()
@@ -76,6 +81,7 @@ def scheduler(connector: dict[str, Any] | None = None, *, hybrid: bool = True) -
     if not hybrid:
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
     config.cache_config.num_gpu_blocks = 32
+    config.cache_config.block_size = 16  # the CPU's own default is 128
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=2, head_size=16, dtype=torch.float32
     )
