@@ -94,6 +94,8 @@ def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:
         install_specshim(session, python)
     mapping = {name: str(python) for name, python in pythons.items()}
     return driver, {
+        # Else every process compiles vLLM and torch again: ten seconds of twenty.
+        "PYTHONDONTWRITEBYTECODE": "",
         "SPECSHIM_TEST_ENVS": json.dumps(mapping),
         "SPECSHIM_TEST_VLLM_PYTHON": mapping[DEMO],
     }
