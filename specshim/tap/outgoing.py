@@ -45,6 +45,7 @@ class OutgoingSample:
         self._finishing = False
         self._finished = False
         self._discarded = False
+        self._stopped = False
         self._told = False
         self._failure: str | None = None
 
@@ -101,7 +102,10 @@ class OutgoingSample:
 
     def stop(self, reason: str) -> None:
         """The server stops: what is whole, or will be, stays; of the rest, nothing."""
-        if not self._ended or self._failure is not None:
+        with self._lock:
+            self._stopped = True
+            lost = not self._ended or self._failure is not None
+        if lost:
             self.discard(reason)
 
     def _fail(self, reason: str | None) -> None:
@@ -148,7 +152,8 @@ class OutgoingSample:
             self._finished = True
             failed = self._failure is not None
             unwanted, told = self._discarded, self._told
-        if unwanted:
+            lost = failed and self._stopped and not told
+        if unwanted or lost:
             self._writer.discard()
         elif told and failed:
             self._report()

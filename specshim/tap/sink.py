@@ -199,8 +199,8 @@ class FileWriter:
         size = self._sink.base - 8
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
-        found = os.fstat(self._fd)
         self._close()  # some file systems report a failed write only here
+        found = os.stat(self._temporary)
         os.rename(self._temporary, self._path)
         self._complete = found
         self._unlock()
@@ -224,7 +224,7 @@ class FileWriter:
 
     def discard(self) -> None:
         """Remove the complete file, unless another took its name, and the lock."""
-        if self._complete is not None and _is_at(self._path, self._complete):
+        if self._complete is not None and _is_unchanged(self._path, self._complete):
             _remove(self._path)
         lock = f"{self._path}.lock"
         if self._lock_fd < 0:
@@ -246,8 +246,19 @@ class FileWriter:
                 os.close(descriptor)
 
 
+def _is_unchanged(path: str, found: os.stat_result) -> bool:
+    """Whether ``path`` names the file that was ``found``, though it is not open.
+
+    The number of a file that is gone is given to the next one.
+    """
+    with suppress(OSError):
+        now = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(now, found) and now.st_mtime_ns == found.st_mtime_ns
+    return False
+
+
 def _is_at(path: str, found: os.stat_result) -> bool:
-    """Whether ``path`` is the name of the very file that was ``found``."""
+    """Whether ``path`` names the open file that was ``found``."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), found)
     except OSError:
