@@ -40,7 +40,7 @@ PATCH = Patch(
             forms=(
                 Fingerprint(
                     parameters=("self", "index"),
-                    contains=("\n    loaded_hs = load_file(hs_filepath)",),
+                    contains=("return None loaded_hs = load_file(hs_filepath)",),
                 ),
             ),
         ),
