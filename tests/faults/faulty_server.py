@@ -236,7 +236,7 @@ def command(python: str, model: Path, storage: Path, *more: str) -> list[str]:
 def faulty_server(
     release: str, known: Known, model: Path, storage: Path, folder: Path, *more: str
 ) -> Iterator[FaultyServer]:
-    """A server on ``storage``; ``folder`` is for its log and the rules of its faults."""
+    """A server on ``storage``; its log and its faults' rules are in ``folder``."""
     port, log, control = free_port(), folder / "server.log", folder / "faults.json"
     folder.mkdir(parents=True, exist_ok=True)
     full = command(python_of(f"vllm-{release}"), model, storage, *more)

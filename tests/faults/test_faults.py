@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("hs_connectors")
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # servers and values
 from faulty_server import FaultyServer, Known, Traces, faulty_server, small_disk
-from tally import LOST, SURVIVED, TOLD, WRONG, Tally, count
+from tally import LOST, SURVIVED, TOLD, WRONG, Report, Tally, count
 
 from specshim.tiny import ensure_tiny_model
 
@@ -36,6 +39,14 @@ RELEASES = [
     pytest.param("0.20.1", marks=pytest.mark.extended),
 ]
 PATIENCE_OF_STOCK = 10.0  # seconds for which stock clients wait for a lock
+
+
+@pytest.fixture(scope="session")
+def record(request, tmp_path_factory) -> Record:
+    """Add a line to the table, in which nothing may be lost and nothing wrong."""
+    report = Report(tmp_path_factory.getbasetemp())
+    request.config.pluginmanager.register(report)
+    return report.add
 
 
 @pytest.fixture(scope="session")
