@@ -18,6 +18,7 @@ from specshim._sample_files import hold, temporary_beside
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
 _REASON_LIMIT = 2000  # bytes
+_KILLED = "the server ended before the sample was complete"
 _DTYPES = {
     "bfloat16": ("BF16", 2),
     "float16": ("F16", 2),
@@ -168,10 +169,12 @@ class FileWriter:
         self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
         self._fd = -1
         try:
+            if lock:  # what a waiting client finds where this process is killed
+                _say(self._lock_fd, _KILLED)
             with suppress(FileNotFoundError):
                 os.unlink(path)
             self._temporary, self._fd = _create_temporary(path)
-        except OSError:
+        except BaseException:  # a server that stops raises SystemExit anywhere
             self.discard()
             raise
 
@@ -217,9 +220,8 @@ class FileWriter:
         A reader that knows nothing of it finds the lock free and no file.
         """
         if self._lock_fd >= 0:
-            text = memoryview(reason.encode("utf-8", "replace")[:_REASON_LIMIT])
-            with suppress(OSError):  # a disk that is full may not even take that
-                _write_all(self._lock_fd, text, 0)
+            with suppress(OSError):
+                _say(self._lock_fd, reason)
         self._unlock()
 
     def discard(self) -> None:
@@ -320,8 +322,6 @@ def _create_lock(path: str) -> int:
         # A client that is done with an earlier file may have removed the lock file
         # between our open and our flock.
         if _is_at(path, os.fstat(descriptor)):
-            with suppress(OSError):  # the reason why an earlier sample failed
-                os.ftruncate(descriptor, 0)
             return descriptor
         os.close(descriptor)
 
@@ -336,6 +336,16 @@ def supports_locks(folder: str) -> bool:
     finally:
         _remove(path)
     return True
+
+
+def _say(descriptor: int, reason: str) -> None:
+    """Make ``reason`` the content of a lock file.
+
+    Its block is there from the start, so a disk that is full later takes a reason, too.
+    """
+    text = reason.encode("utf-8", "replace")[:_REASON_LIMIT]
+    _write_all(descriptor, memoryview(text), 0)
+    os.ftruncate(descriptor, len(text))
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
