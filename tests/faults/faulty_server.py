@@ -29,9 +29,9 @@ INJECT = Path(__file__).with_name("inject")
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
-    # Samples come in chunks, requests queue, and 40 blocks do for fewer than eight.
+    # Samples come in chunks, requests queue, and 20 blocks do for fewer than eight.
     *("--max-num-batched-tokens", "64", "--max-num-seqs", "8"),
-    *("--block-size", "16", "--num-gpu-blocks-override", "40"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "20"),
 )
 
 
