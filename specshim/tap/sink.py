@@ -309,6 +309,7 @@ def _create_lock(path: str) -> int:
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
+        created = not os.path.lexists(path)
         descriptor = os.open(path, flags, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -317,6 +318,8 @@ def _create_lock(path: str) -> int:
             if error.errno == errno.EWOULDBLOCK:
                 text = f"{path} is locked by another process"
                 raise OSError(error.errno, text) from None
+            if created:
+                _remove(path)
             text = f"flock on {path}: {error.strerror}"
             raise LockUnsupported(error.errno, text) from None
         # A client that is done with an earlier file may have removed the lock file

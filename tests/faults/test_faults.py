@@ -118,7 +118,7 @@ def is_quiet(traces: Traces, before: Traces) -> bool:
 def aborts(server: FaultyServer, number: int) -> Tally:
     """Clients that leave at random moments, beside clients that stay."""
     typical = sorted(_seconds(server) for _ in range(9))[4]
-    moments = [server.random.uniform(0, 12 * typical) for _ in range(number)]
+    moments = [server.random.uniform(0, 40 * typical) for _ in range(number)]
 
     def one(moment: float) -> str:
         # As many moments in a queue of 24 as beyond it; some with a decode behind.

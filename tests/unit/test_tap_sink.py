@@ -188,3 +188,13 @@ def test_a_temporary_file_that_is_swept_before_it_is_held_is_made_again(
     monkeypatch.setattr(fcntl, "flock", sweep_first)
     complete(str(tmp_path / "a"), 7)
     assert swept and load_file(tmp_path / "a")["token_ids"].tolist() == [7]
+
+
+def test_a_lock_file_that_cannot_be_locked_is_not_left(tmp_path, monkeypatch):
+    def unsupported(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(OSError, match="No locks available"):
+        sink().open(str(tmp_path / "a"), announced=True)
+    assert os.listdir(tmp_path) == []
