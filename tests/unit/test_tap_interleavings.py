@@ -173,7 +173,7 @@ def outcomes(turns, tmp_path, seeds: int, sample: int, late: bool) -> Counter:
 
 
 def test_the_client_of_a_sample_always_gets_it(turns, tmp_path):
-    assert set(outcomes(turns, tmp_path, 150, sample=2, late=False)) == {2}
+    assert set(outcomes(turns, tmp_path, 50, sample=2, late=False)) == {2}
 
 
 def test_the_client_of_a_failed_sample_is_always_told(turns, tmp_path, monkeypatch):
@@ -184,10 +184,10 @@ def test_the_client_of_a_failed_sample_is_always_told(turns, tmp_path, monkeypat
         monkeypatch.setattr(
             transfer, "_load_hs_file", lambda p: _trainer.load_named(load, (p,), {})
         )
-    assert set(outcomes(turns, tmp_path, 150, sample=-1, late=False)) == {"told"}
+    assert set(outcomes(turns, tmp_path, 50, sample=-1, late=False)) == {"told"}
 
 
 def test_a_client_that_is_late_for_the_sample_before_harms_no_content(turns, tmp_path):
-    found = outcomes(turns, tmp_path, 300, sample=2, late=True)
+    found = outcomes(turns, tmp_path, 80, sample=2, late=True)
     # It may take the lock of the new sample away; then that one's client gives up.
     assert set(found) <= {2, "missing", "told", "refused"} and found[2] > 0
