@@ -353,9 +353,12 @@ def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, ca
 
 def failing(monkeypatch, engine, name: str = "a") -> None:
     """Open and write a sample whose write fails; it is not told yet."""
+    pwrite = os.pwrite
 
-    def full(*args):
-        raise OSError(28, "No space left on device")
+    def full(descriptor, *args):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".partial"):
+            raise OSError(28, "No space left on device")
+        return pwrite(descriptor, *args)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
