@@ -314,6 +314,7 @@ def test_two_servers_on_one_path_and_how_servers_end(server, start, record, disk
     def keep_writing() -> None:
         while not stop.is_set():
             writing.extend(server.samples(12))
+            time.sleep(2)  # the other one needs the cores to start
 
     busy = threading.Thread(target=keep_writing)
     busy.start()
