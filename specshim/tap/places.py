@@ -6,9 +6,13 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 _NAME_LIMIT = 200  # file names end at 255 bytes; suffixes need room
+_REASON_LIMIT = 900  # paths end at 4,096 bytes
+
+NOWHERE: Final = "/dev/null/no hidden states: "
+"""Begins the path that says why there is no file; nothing is below a device."""
 
 
 class Places(Protocol):
@@ -32,6 +36,9 @@ class Places(Protocol):
             ids: its number of token ids.
             with_output: whether rows of output tokens are among them.
         """
+
+    def refuse(self, reason: str) -> dict[str, Any]:
+        """The response's ``kv_transfer_params`` where there will be no sample."""
 
 
 class FilePlaces:
@@ -59,6 +66,15 @@ class FilePlaces:
     ) -> dict[str, Any]:
         """See :class:`Places`; the path says all."""
         return {"hidden_states_path": handle}
+
+    def refuse(self, reason: str) -> dict[str, Any]:
+        """See :class:`Places`; the reason is also in a path that can never exist.
+
+        The stock clients of all releases name the path that they could not load, and
+        nothing else of the response.
+        """
+        text = reason.replace("\0", "")[:_REASON_LIMIT]
+        return {"hidden_states_error": reason, "hidden_states_path": f"{NOWHERE}{text}"}
 
 
 def file_name(request_id: str) -> str:

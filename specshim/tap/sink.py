@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specshim._sample_files import temporary_beside
+from specshim._sample_files import hold, temporary_beside
 
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
+_REASON_LIMIT = 2000  # bytes
+_KILLED = "the server ended before the sample was complete"
 _DTYPES = {
     "bfloat16": ("BF16", 2),
     "float16": ("F16", 2),
@@ -42,7 +44,10 @@ class SampleWriter(Protocol):
         """All ``rows`` rows are written: make the sample visible, complete."""
 
     def abort(self) -> None:
-        """Instead of ``commit``, or after it failed: leave nothing of the sample."""
+        """Instead of ``commit``, or after it failed: give up what was written.
+
+        Either ``report`` or ``discard`` follows.
+        """
 
     def report(self, reason: str) -> None:
         """After ``abort``: the client knows the handle; tell it why there is no sample.
@@ -51,7 +56,7 @@ class SampleWriter(Protocol):
         """
 
     def discard(self) -> None:
-        """After ``commit``: nobody was told of the sample; remove it again."""
+        """After ``commit`` or ``abort``: nobody was told of it; leave nothing."""
 
 
 class Sink(Protocol):
@@ -158,18 +163,19 @@ class FileWriter:
         self._sink = sink
         self._path = path
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._temporary = temporary_beside(path)
+        self._temporary = ""
+        self._complete: os.stat_result | None = None
+        self._locks = lock
         self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
         self._fd = -1
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
+            if lock:  # what a waiting client finds where this process is killed
+                _say(self._lock_fd, _KILLED)
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            self._fd = os.open(self._temporary, flags, 0o644)
-            with suppress(OSError):  # where there is no flock, nothing is swept
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.abort()
+            self._temporary, self._fd = _create_temporary(path)
+        except BaseException:  # a server that stops raises SystemExit anywhere
+            self.discard()
             raise
 
     def write(self, start: int, rows: memoryview) -> None:
@@ -197,37 +203,91 @@ class FileWriter:
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
         self._close()  # some file systems report a failed write only here
+        found = os.stat(self._temporary)
         os.rename(self._temporary, self._path)
+        self._complete = found
         self._unlock()
 
     def abort(self) -> None:
-        """Remove the temporary file; a client that waits finds no file."""
+        """Remove the temporary file; a client that knows the path still waits."""
         with suppress(OSError):
             self._close()
         _remove(self._temporary)
-        self._unlock(remove=True)
 
     def report(self, reason: str) -> None:
-        """Nothing to do: the lock is gone, and there is no file."""
+        """Leave the reason in the lock file, which its reader removes, and let go.
+
+        A reader that knows nothing of it finds the lock free and no file.
+        """
+        if self._lock_fd >= 0:
+            with suppress(OSError):
+                _say(self._lock_fd, reason)
+        self._unlock()
 
     def discard(self) -> None:
-        """Remove the complete file and its lock file."""
-        _remove(self._path)
-        _remove(f"{self._path}.lock")
+        """Remove the complete file, unless another took its name, and the lock."""
+        if self._complete is not None and _is_unchanged(self._path, self._complete):
+            _remove(self._path)
+        lock = f"{self._path}.lock"
+        if self._lock_fd < 0:
+            if self._locks:
+                _remove_free_lock(lock)
+        elif _is_at(lock, os.fstat(self._lock_fd)):
+            _remove(lock)
+        self._unlock()
 
     def _close(self) -> None:
         descriptor, self._fd = self._fd, -1  # never twice: numbers are used again
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _unlock(self, *, remove: bool = False) -> None:
+    def _unlock(self) -> None:
         descriptor, self._lock_fd = self._lock_fd, -1
-        if descriptor < 0:
-            return
-        if remove:
-            _remove(f"{self._path}.lock")
-        with suppress(OSError):
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _is_unchanged(path: str, found: os.stat_result) -> bool:
+    """Whether ``path`` names the file that was ``found``, though it is not open.
+
+    The number of a file that is gone is given to the next one.
+    """
+    with suppress(OSError):
+        now = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(now, found) and now.st_mtime_ns == found.st_mtime_ns
+    return False
+
+
+def _is_at(path: str, found: os.stat_result) -> bool:
+    """Whether ``path`` names the open file that was ``found``."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), found)
+    except OSError:
+        return False
+
+
+def _remove_free_lock(path: str) -> None:
+    """Remove a lock file of ours that nobody has taken since."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):
+        descriptor = os.open(path, flags)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
             os.close(descriptor)
+
+
+def _create_temporary(path: str) -> tuple[str, int]:
+    """A new file beside ``path``, held so that no other server sweeps it away."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        temporary = temporary_beside(path)
+        descriptor = os.open(temporary, flags, 0o644)
+        if not hold(descriptor) or _is_at(temporary, os.fstat(descriptor)):
+            return temporary, descriptor
+        os.close(descriptor)  # swept between its creation and our flock
 
 
 def _remove(path: str) -> None:
@@ -249,6 +309,7 @@ def _create_lock(path: str) -> int:
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
+        created = not os.path.lexists(path)
         descriptor = os.open(path, flags, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,13 +318,14 @@ def _create_lock(path: str) -> int:
             if error.errno == errno.EWOULDBLOCK:
                 text = f"{path} is locked by another process"
                 raise OSError(error.errno, text) from None
+            if created:
+                _remove(path)
             text = f"flock on {path}: {error.strerror}"
             raise LockUnsupported(error.errno, text) from None
         # A client that is done with an earlier file may have removed the lock file
         # between our open and our flock.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
+        if _is_at(path, os.fstat(descriptor)):
+            return descriptor
         os.close(descriptor)
 
 
@@ -277,6 +339,16 @@ def supports_locks(folder: str) -> bool:
     finally:
         _remove(path)
     return True
+
+
+def _say(descriptor: int, reason: str) -> None:
+    """Make ``reason`` the content of a lock file.
+
+    Its block is there from the start, so a disk that is full later takes a reason, too.
+    """
+    text = reason.encode("utf-8", "replace")[:_REASON_LIMIT]
+    _write_all(descriptor, memoryview(text), 0)
+    os.ftruncate(descriptor, len(text))
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -360,6 +360,12 @@ CONTRACTS = (
         f"{SPECULATORS}0.7.0.2",
         mended=f"{SPECULATORS}0.9.0",
     ),
+    _trainer(
+        "missing-file-kills-training",
+        "FileNotFoundError: No such file or directory: /dev/null/no hidden states: ",
+        f"{SPECULATORS}0.5.0",
+        mended=f"{SPECULATORS}0.6.0",
+    ),
     _trainer(  # 0.6 has it mended, and takes other arguments
         "empty-sample-dtype", "AssertionError", f"{SPECULATORS}0.5.0"
     ),

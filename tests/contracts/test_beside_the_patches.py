@@ -19,3 +19,12 @@ def test_refused_samples(check: Callable, release: str) -> None:
     without = ("nan-kills-training",)
     on = f"speculators-{release}"
     check("refused_samples", on=on, patched=True, without=without)
+
+
+@pytest.mark.parametrize("patched", [False, True], ids=["stock", "specshim"])
+@pytest.mark.parametrize("release", ["0.6.0", "0.7.0.2", "0.8.1", "0.9.0"])
+def test_the_server_s_reason_reaches_the_trainer(
+    check: Callable, release: str, patched: bool
+) -> None:
+    on = f"speculators-{release}"
+    check("missing_file_kills_training", on=on, patched=patched)
