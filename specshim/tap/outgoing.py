@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from specshim.tap.places import shown
 from specshim.tap.samples import Opened
 from specshim.tap.sink import SampleWriter
 
@@ -123,7 +124,8 @@ class OutgoingSample:
         if self._failure is not None:
             self._writer.abort()
             log = logger.debug if self._discarded else logger.warning
-            log("No hidden states for request %s: %s", self.request_id, self._failure)
+            name = shown(self.request_id)
+            log("No hidden states for request %s: %s", name, self._failure)
         with self._lock:
             self._finished = True
             failed = self._failure is not None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specshim._sample_files import temporary_beside
+from specshim._sample_files import temporary_name
+from specshim.tap.folder import Folder, Storage
 
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
@@ -71,10 +70,6 @@ class Sink(Protocol):
         """
 
 
-class LockUnsupported(OSError):
-    """The file system has no flock, so a client could not wait for the file."""
-
-
 @dataclass(frozen=True)
 class Tail:
     """A tensor that follows the rows of a file: a name and what safetensors needs."""
@@ -94,6 +89,7 @@ class FileSink:
         lock: hold ``<path>.lock`` (flock) while a file is incomplete, as vLLM's
             connector has done since 0.22; the clients of speculators 0.6 to 0.9 wait
             on it.
+        storage: the folder that all files lie below; None trusts the folder of each.
     """
 
     slow = False
@@ -105,6 +101,7 @@ class FileSink:
         dtype: str,
         metadata: Mapping[str, str],
         lock: bool = True,
+        storage: str | None = None,
     ) -> None:
         self._dtype, itemsize = _DTYPES[dtype]
         self.row_bytes = slots * hidden * itemsize
@@ -117,8 +114,14 @@ class FileSink:
         self._shape = [slots, hidden]
         self._metadata = dict(metadata)
         self._lock = lock
+        self._storage = None if storage is None else Storage(storage)
         room = len(self.header(2**40)) + 8 + _TAILS
         self.base = -(-room // _PAGE) * _PAGE
+
+    def folder_of(self, path: str) -> Folder:
+        """The folder of a file, opened; OSError where that is not safe."""
+        storage = self._storage or Storage(os.path.dirname(path))
+        return storage.open(path)
 
     def header(self, rows: int, tails: Sequence[Tail] = ()) -> bytes:
         """The JSON header for ``rows`` rows and what follows them; unpadded."""
@@ -157,15 +160,16 @@ class FileWriter:
     def __init__(self, sink: FileSink, path: str, *, lock: bool) -> None:
         self._sink = sink
         self._path = path
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._temporary = temporary_beside(path)
-        self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
-        self._fd = -1
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._name = os.path.basename(path)
+        self._lock_name = f"{self._name}.lock"
+        self._temporary = temporary_name()
+        self._lock_fd = self._fd = -1
+        self._folder = sink.folder_of(path)
         try:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            self._fd = os.open(self._temporary, flags, 0o644)
+            if lock:
+                self._lock_fd = self._folder.lock(self._lock_name)
+            self._folder.unlink(self._name)
+            self._fd = self._folder.create(self._temporary)
             with suppress(OSError):  # where there is no flock, nothing is swept
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -197,23 +201,28 @@ class FileWriter:
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
         self._close()  # some file systems report a failed write only here
-        os.rename(self._temporary, self._path)
+        self._folder.rename(self._temporary, self._name)
         self._unlock()
+        self._folder.close()
 
     def abort(self) -> None:
         """Remove the temporary file; a client that waits finds no file."""
         with suppress(OSError):
             self._close()
-        _remove(self._temporary)
+        self._folder.remove(self._temporary)
         self._unlock(remove=True)
+        self._folder.close()
 
     def report(self, reason: str) -> None:
         """Nothing to do: the lock is gone, and there is no file."""
 
     def discard(self) -> None:
         """Remove the complete file and its lock file."""
-        _remove(self._path)
-        _remove(f"{self._path}.lock")
+        with suppress(OSError):
+            folder = self._sink.folder_of(self._path)
+            folder.remove(self._name)
+            folder.remove(self._lock_name)
+            folder.close()
 
     def _close(self) -> None:
         descriptor, self._fd = self._fd, -1  # never twice: numbers are used again
@@ -225,58 +234,9 @@ class FileWriter:
         if descriptor < 0:
             return
         if remove:
-            _remove(f"{self._path}.lock")
+            self._folder.remove(self._lock_name)
         with suppress(OSError):
             os.close(descriptor)
-
-
-def _remove(path: str) -> None:
-    """Remove a file if that is possible.
-
-    A file system that fails here has failed the sample already, or keeps a file that
-    nobody is told of; neither may stop the server.
-    """
-    with suppress(OSError):
-        os.unlink(path)
-
-
-def _create_lock(path: str) -> int:
-    """Create and hold a lock file, as the stock connector does.
-
-    Raises:
-        LockUnsupported: flock fails for another reason than that it is held.
-        OSError: it is held by another process, or the file cannot be created.
-    """
-    flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno == errno.EWOULDBLOCK:
-                text = f"{path} is locked by another process"
-                raise OSError(error.errno, text) from None
-            text = f"flock on {path}: {error.strerror}"
-            raise LockUnsupported(error.errno, text) from None
-        # A client that is done with an earlier file may have removed the lock file
-        # between our open and our flock.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        os.close(descriptor)
-
-
-def supports_locks(folder: str) -> bool:
-    """Whether ``flock`` works on files in ``folder``, which must be writable."""
-    path = os.path.join(folder, f".{secrets.token_hex(16)}.lock")
-    try:
-        os.close(_create_lock(path))
-    except LockUnsupported:
-        return False
-    finally:
-        _remove(path)
-    return True
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

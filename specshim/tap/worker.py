@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
 from specshim.tap.outgoing import Job, OutgoingSample
+from specshim.tap.places import shown
 from specshim.tap.rows import RowsUnknown, batch_rows
 from specshim.tap.samples import Closed, Opened, StepSamples
 from specshim.tap.sink import Sink
@@ -90,7 +91,7 @@ class TapWorker:
                 logger.warning(
                     "No hidden states for request %s: the sample before it on %s is "
                     "not complete yet; name another hidden_states_path",
-                    request_id,
+                    shown(request_id),
                     opened.path,
                 )
                 return
@@ -98,8 +99,9 @@ class TapWorker:
             writer = self._sink.open(
                 opened.path, announced=not self._settings.sync, rows=opened.rows
             )
-        except OSError as error:
-            logger.warning("No hidden states for request %s: %s", request_id, error)
+        except Exception as error:  # whatever it is, the server lives
+            name = shown(request_id)
+            logger.warning("No hidden states for request %s: %s", name, error)
             return
         run = self._run_later if self._sink.slow else _run_now
         sample = OutgoingSample(request_id, opened, writer, run)
