@@ -80,8 +80,8 @@ def file_name(request_id: str) -> str:
 
 def shown(text: str) -> str:
     """A client's text for one line of a log: printable ASCII, and not too long."""
-    cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    return cut if cut.isascii() and cut.isprintable() else ascii(cut)[1:-1]
+    escaped = ascii(text[: _SHOWN + 1])[1:-1]
+    return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}..."
 
 
 def custom_path(storage: str, asked: object) -> str:
