@@ -28,6 +28,10 @@ def storage_problem(
     folder = Path(path)
     advice = f"choose another folder with {option}."
     try:
+        path.encode()
+    except UnicodeEncodeError:
+        return f"The storage path {path!a} is no text to tell clients; {advice}"
+    try:
         problem = _somebody_elses(path)
         if problem is not None:
             return f"{problem}; {advice}"
