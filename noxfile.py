@@ -28,8 +28,8 @@ DRIVER_TOOLS = (
     "pytest-xdist",
 )  # fmt: skip
 ENGINE_TESTS = (
-    "tests/e2e", "tests/contracts", "tests/drift", "tests/process/test_in_vllm.py",
-    "tests/launcher/test_real_parser.py",
+    "tests/e2e", "tests/load", "tests/contracts", "tests/drift",
+    "tests/process/test_in_vllm.py", "tests/launcher/test_real_parser.py",
 )  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
 
@@ -66,6 +66,15 @@ def extended(session: nox.Session) -> None:
     driver, variables = prepared(session)
     command = (str(driver), "-m", "pytest", "-m", "extended", *session.posargs)
     session.run(*command, env=variables, external=True)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """A server under load for 30 minutes, ``-- --minutes N``: tests/load/soak.py."""
+    python = environment(session, DEMO)
+    install_specshim(session, python)
+    script = str(ROOT / "tests" / "load" / "soak.py")
+    session.run(str(python), script, *session.posargs, external=True)
 
 
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:

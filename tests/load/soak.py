@@ -70,6 +70,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: list[str] | None = None) -> int:
     args, vllm_args = parse(sys.argv[1:] if argv is None else argv)
+    if not vllm_args and args.device == "cpu":
+        vllm_args = ["--max-model-len", "512", "--enforce-eager"]
     folder = Path(args.folder or tempfile.mkdtemp(prefix="specshim-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
     storage = Path(args.storage or folder / "hs")
