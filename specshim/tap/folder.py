@@ -162,9 +162,11 @@ class Storage:
                 inner = os.open(name, _FOLDER, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = inner
-        except OSError as error:
+        except BaseException as error:
             os.close(descriptor)
-            raise _through_a_link(error, path) from None
+            if isinstance(error, OSError):
+                raise _through_a_link(error, path) from None
+            raise
         return Folder(descriptor, os.path.dirname(path))
 
     def _below(self, path: str) -> list[str]:

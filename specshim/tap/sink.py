@@ -172,7 +172,7 @@ class FileWriter:
             self._fd = self._folder.create(self._temporary)
             with suppress(OSError):  # where there is no flock, nothing is swept
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BaseException:
             self.abort()
             raise
 

@@ -95,6 +95,18 @@ def test_chunks_of_several_requests_in_any_batch_order(engine):
     check(engine, "a", 9), check(engine, "b", 7), check(engine, "c", 3)
 
 
+@pytest.mark.parametrize("name", ["n\0", "x" * 300, "d/" * 3000 + "x"])
+def test_a_path_that_cannot_be_opened_fails_its_sample_alone(engine, name):
+    before = os.listdir("/proc/self/fd")
+    bad = Opened(engine.path(name), 4, (0, 1, 2, 3))
+    engine.step(
+        {"a": (0, 4), "bad": (0, 4)}, opened={"bad": bad, **engine.open("a", 4)}
+    )
+    assert engine.finish()[:1] == ["a"]
+    check(engine, "a", 4)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_output_rows_are_kept_until_the_size_is_known(engine):
     engine.step({"a": (0, 4)}, opened=engine.open("a", None))
     engine.step({"a": (4, 1)})
