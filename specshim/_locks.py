@@ -8,10 +8,11 @@ that is allowed where the server runs as another user.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 
 PATIENCE = 120.0
@@ -46,6 +47,30 @@ def held(path: str) -> bool:
             return not _take(descriptor)
     except OSError:
         return False
+
+
+@contextmanager
+def reason(path: str) -> Iterator[Callable[[], str]]:
+    """What a lock file ``path`` says, to be asked once it is free; "" if nothing.
+
+    A server with specshim leaves there why there is no file. Whoever waits for the lock
+    removes it, so it is opened before.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        yield lambda: ""
+        return
+    try:
+        yield lambda: os.pread(descriptor, 4096, 0).decode("utf-8", "replace").strip()
+    finally:
+        os.close(descriptor)
+
+
+def missing(path: str, said: str) -> FileNotFoundError:
+    """The error for a file that the server could not make; it ``said`` why, or not."""
+    why = said or "the server made no file, and says why in its log"
+    return FileNotFoundError(errno.ENOENT, f"No hidden states: {why}", path)
 
 
 def _attempts(path: str, timeout: float) -> Generator[None, None, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -66,19 +67,45 @@ def is_temporary(name: str) -> bool:
     return re.fullmatch(r"\.[0-9a-f]{32}\.partial", name) is not None
 
 
+def hold(descriptor: int) -> bool:
+    """Take a file's flock if it is free; False where it is not, or does not work."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+HELD = "held"
+"""In a folder of :func:`whole_file`: its writer holds the flock of this file."""
+
+
 @contextmanager
 def whole_file(path: str) -> Iterator[str]:
-    """A temporary name beside ``path``: what is written there gets the name at the end.
+    """A temporary name: what is written there gets the name ``path`` at the end.
 
-    After an exception there is nothing under either name.
+    After an exception there is nothing under either name. The name is in a folder of
+    its own beside ``path``, since safetensors (0.8) itself writes to a name beside the
+    one that it is given; whatever a killed process leaves there is known by the
+    folder's name, and by an flock that nobody holds any more.
     """
-    temporary = temporary_beside(path)
+    folder = temporary_beside(path)
+    os.mkdir(folder, 0o700)
+    temporary = os.path.join(folder, "sample")
+    descriptor = -1
     try:
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(os.path.join(folder, HELD), flags, 0o600)
+        hold(descriptor)
         yield temporary
         os.rename(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
+    finally:
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                remove(os.path.join(folder, name))
+            os.rmdir(folder)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def remove(path: str) -> None:

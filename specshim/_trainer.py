@@ -222,12 +222,17 @@ def load_named(
 
     Raises:
         BadSample: it contradicts what is expected where the file is loaded.
+        FileNotFoundError: the server has said why there is no file.
     """
-    sample = wrapped(*args, **kwargs)
     path = Path(args[0] if args else kwargs["file_path"])
-    if sample is None:
-        return None
+    with _locks.reason(f"{path}.lock") as said:
+        sample = wrapped(*args, **kwargs)
+        why = said() if sample is None else ""
     here = _LOADING.get()
+    if sample is None:
+        if why and not (here is not None and path == here.cached):
+            raise _locks.missing(str(path), why)
+        return None
     if here is not None:
         here.leftover = path if leftover and path != here.cached else None
     metadata = read_metadata(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -16,11 +16,16 @@ from specshim.patching import Fingerprint, Patch, Target
 def generate_hidden_states(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Hand the path on once the server has let go of its lock."""
+    """Hand the path on once the server has let go of its lock, if there is a file.
+
+    Raises:
+        FileNotFoundError: there is none, and the lock file says why.
+    """
     path = wrapped(*args, **kwargs)
-    if path and os.path.exists(f"{path}.lock"):
-        _locks.wait(f"{path}.lock")
-    return path
+    with _locks.reason(f"{path}.lock") as said:
+        if path and os.path.exists(f"{path}.lock"):
+            _locks.wait(f"{path}.lock")
+        return _there(path, said)
 
 
 async def generate_hidden_states_async(
@@ -29,8 +34,15 @@ async def generate_hidden_states_async(
     """The same for a coroutine."""
     path = wrapped(*args, **kwargs)
     path = await path if inspect.isawaitable(path) else path
-    if path and os.path.exists(f"{path}.lock"):
-        await _locks.wait_async(f"{path}.lock")
+    with _locks.reason(f"{path}.lock") as said:
+        if path and os.path.exists(f"{path}.lock"):
+            await _locks.wait_async(f"{path}.lock")
+        return _there(path, said)
+
+
+def _there(path: Any, said: Callable[[], str]) -> Any:
+    if path and not os.path.exists(path) and (why := said()):
+        raise _locks.missing(path, why)
     return path
 
 

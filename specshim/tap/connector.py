@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -60,11 +62,35 @@ def layer_ids_of(vllm_config: VllmConfig) -> tuple[int, ...]:
     return tuple(int(layer_id) for layer_id in ids)
 
 
+class News:
+    """Failures on their way from a worker's process to the scheduler's.
+
+    It travels in the place of the connector's statistics, which every release takes
+    along with a step's output, before it answers the requests of that step. On arrival
+    it hands itself over and becomes None, so that vLLM finds no statistics.
+    """
+
+    def __init__(self, failures: Mapping[int, str]) -> None:
+        self._failures = failures
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return _arrived, (self._failures,)
+
+
+def _arrived(failures: Mapping[int, str]) -> None:
+    for connector in list(TapConnector.schedulers):
+        assert connector._samples is not None
+        connector._samples.failed(failures)
+
+
 class TapConnector(KVConnectorBase_V1, SupportsHMA):
     """Sends tapped hidden states to files or to Mooncake, as its outlet says.
 
     It holds no KV block and delays none.
     """
+
+    schedulers: ClassVar[WeakSet[TapConnector]] = WeakSet()
+    """The scheduler's halves in this process."""
 
     def __init__(
         self,
@@ -85,7 +111,10 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             self._check_storage(self._outlet.storage, role)
         places = self._outlet.places()  # in both halves: what is missing shows early
         if role == KVConnectorRole.SCHEDULER:
-            self._samples = Samples(places, self._sync)
+            engine = str(vllm_config.kv_transfer_config.engine_id)
+            several = re.search(r"_dp\d+$", engine) is not None  # vLLM's suffix
+            self._samples = Samples(places, self._sync, data_parallel=several)
+            self.schedulers.add(self)
 
     def _check_storage(self, storage: str, role: KVConnectorRole) -> None:
         problem = storage_problem(storage, create=True)
@@ -98,8 +127,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             removed = remove_leftovers(storage)
             if removed:
                 logger.info(
-                    "specshim: removed %d temporary files that a killed server left "
-                    "in %s.",
+                    "specshim: removed %d files that a killed server left in %s.",
                     removed,
                     storage,
                 )
@@ -166,6 +194,18 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             metadata.handled = True
             self._worker.step(metadata.step)
 
+    def get_kv_connector_stats(self) -> Any:
+        """After the end of every step: no statistics, but what has failed, if any."""
+        if self._worker is None:
+            return None
+        failures = self._worker.failures()
+        if not failures:
+            return None
+        if self.schedulers:  # engine and worker share a process
+            _arrived(failures)
+            return None
+        return News(failures)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
 
@@ -193,7 +233,10 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: Any, blocks: Any, num_external_tokens: int
     ) -> None:
-        """Nothing is ever loaded."""
+        """Nothing is ever loaded; this is where whole requests are seen first."""
+        if getattr(request, "resumable", False):
+            assert self._samples is not None
+            self._samples.is_session(request.request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Note the step's requests and their rows."""

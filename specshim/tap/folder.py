@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from specshim._sample_files import hold, temporary_name
 from specshim._storage import FOLDER_MODE, make_folders
 
 FILE_MODE = 0o644  # before the umask
@@ -56,7 +57,9 @@ class Folder:
                 self._hold(descriptor, name)
                 # A client that is done with an earlier file may have removed the lock
                 # file between our open and our flock.
-                if self._is(name, descriptor):
+                if self.names(name, descriptor):
+                    with suppress(OSError):  # the reason why an earlier sample failed
+                        os.ftruncate(descriptor, 0)
                     return descriptor
             except OSError:
                 os.close(descriptor)
@@ -72,8 +75,11 @@ class Folder:
 
     def _hold(self, descriptor: int, name: str) -> None:
         path = os.path.join(self._path, name)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a FIFO, say
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):  # a FIFO, say
             raise OSError(errno.EINVAL, f"{path} is in the way: it is not a file")
+        if found.st_nlink > 1:  # somebody's, which we would empty
+            raise OSError(errno.EMLINK, f"{path} is in the way: a file of two names")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -83,11 +89,25 @@ class Folder:
             text = f"flock on {path}: {error.strerror}"
             raise LockUnsupported(error.errno, text) from None
 
-    def _is(self, name: str, descriptor: int) -> bool:
-        with suppress(FileNotFoundError):
-            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-            return os.path.samestat(os.fstat(descriptor), found)
-        return False
+    def create_temporary(self) -> tuple[str, int]:
+        """A new file, held so that no other server sweeps it away: name, descriptor."""
+        while True:
+            name = temporary_name()
+            descriptor = self.create(name)
+            if not hold(descriptor) or self.names(name, descriptor):
+                return name, descriptor
+            os.close(descriptor)  # swept between its creation and our flock
+
+    def stat(self, name: str) -> os.stat_result:
+        """What has this name, a link itself."""
+        return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+
+    def names(self, name: str, descriptor: int) -> bool:
+        """Whether ``name`` is that of the open file."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.stat(name))
+        except OSError:
+            return False
 
     def rename(self, name: str, new: str) -> None:
         """Give a file another name; what had that name is gone, a link itself too."""
@@ -111,6 +131,35 @@ class Folder:
         """
         with suppress(OSError):
             self.unlink(name)
+
+    def remove_same(self, name: str, descriptor: int) -> None:
+        """:meth:`remove` where ``name`` is that of the open file."""
+        if self.names(name, descriptor):
+            self.remove(name)
+
+    def remove_unchanged(self, name: str, found: os.stat_result) -> None:
+        """:meth:`remove` the file that was ``found``, though it is not open.
+
+        The number of a file that is gone is given to the next one.
+        """
+        with suppress(OSError):
+            now = self.stat(name)
+            if os.path.samestat(now, found) and now.st_mtime_ns == found.st_mtime_ns:
+                self.remove(name)
+
+    def remove_free_lock(self, name: str) -> None:
+        """Remove a lock file of ours that nobody has taken since."""
+        with suppress(OSError):
+            descriptor = os.open(name, _FILE, dir_fd=self._descriptor)
+            try:
+                if hold(descriptor):
+                    self.remove_same(name, descriptor)
+            finally:
+                os.close(descriptor)
+
+    @property
+    def closed(self) -> bool:
+        return self._descriptor < 0
 
     def close(self) -> None:
         """Close the descriptor; more than once is fine."""

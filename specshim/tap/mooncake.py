@@ -118,6 +118,10 @@ class MooncakePlaces:
             return None
         return self.form.manifest(handle, self._row, rows, ids, with_output=with_output)
 
+    def refuse(self, reason: str) -> dict[str, Any]:
+        """The reason alone: whoever reads the store needs a key of it."""
+        return {"hidden_states_error": reason}
+
 
 class MooncakeSink:
     """Puts whole samples into the store; its object spans a sample, so rows wait.
@@ -173,6 +177,7 @@ class MooncakeWriter:
         self._rows = rows or 0
         self._buffer: torch.Tensor | None = None
         self._guard = threading.Lock()
+        self._stored = False
 
     def write(self, start: int, rows: memoryview) -> None:
         """Keep a copy of rows; refuses values that are not finite, as theirs does."""
@@ -218,6 +223,7 @@ class MooncakeWriter:
             "token_ids": torch.tensor(list(token_ids), dtype=torch.int64),
         }
         try:
+            self._stored = True  # some of it may be there even after an error
             sink.store.put_sample(self._address(rows, len(token_ids)), tensors)
         finally:
             del tensors
@@ -244,8 +250,9 @@ class MooncakeWriter:
 
     def discard(self) -> None:
         """Remove the stored sample."""
-        with suppress(Exception):  # evicted, or the store is gone
-            self._sink.store.delete_sample(self._key)
+        if self._stored:
+            with suppress(Exception):  # evicted, or the store is gone
+                self._sink.store.delete_sample(self._key)
 
     def _address(self, rows: int, ids: int) -> Any:
         form, row = self._sink.form, self._sink.row

@@ -13,6 +13,8 @@ from specshim.tap.sink import SampleWriter
 
 logger = logging.getLogger("vllm.specshim")
 
+_NONE = "No hidden states for request %s: %s"
+
 Job: TypeAlias = Callable[[], None]
 Run: TypeAlias = "Callable[[Job, Job | None], None]"
 """Runs the first; the second comes before, as soon as nothing keeps the first back."""
@@ -27,6 +29,7 @@ class OutgoingSample:
         opened: Opened,
         writer: SampleWriter,
         run: Run,
+        on_failure: Callable[[int, str], None],
     ) -> None:
         self.request_id = request_id
         self.rows = opened.rows
@@ -35,12 +38,15 @@ class OutgoingSample:
         self.done = threading.Event()
         self._writer = writer
         self._run = run  # what the forward's thread has to do at the end
+        self._serial = opened.serial
+        self._on_failure = on_failure  # called once, by any thread
         self._lock = threading.Lock()
         self._pending = 0
         self._ended = False  # set by the forward's thread alone
         self._finishing = False
         self._finished = False
         self._discarded = False
+        self._stopped = False
         self._told = False
         self._failure: str | None = None
 
@@ -62,7 +68,7 @@ class OutgoingSample:
         """A piece is written, or could not be."""
         with self._lock:
             self._pending -= 1
-            self._failure = self._failure or failure
+            self._fail(failure)
             last = self._take_end()
         if last:
             self._finish()
@@ -73,7 +79,7 @@ class OutgoingSample:
             if self._ended:
                 return
             self._ended = True
-            self._failure = self._failure or failure
+            self._fail(failure)
             last = self._take_end()
             if not last:
                 self._writer.ending()  # under the lock, so before the last piece's end
@@ -89,11 +95,30 @@ class OutgoingSample:
         with self._lock:
             self._discarded = True
             if not self._finishing:
-                self._failure = self._failure or reason
-            complete = self._finished and self._failure is None
-        if complete:
+                self._fail(reason)
+            finished = self._finished
+        if finished:
             self._run(self._writer.discard, None)
         self.end(reason)
+
+    def stop(self, reason: str) -> None:
+        """The server stops: what is whole, or will be, stays; of the rest, nothing."""
+        with self._lock:
+            self._stopped = True
+            lost = not self._ended or self._failure is not None
+        if lost:
+            self.discard(reason)
+
+    def _fail(self, reason: str | None) -> None:
+        """Note why there will be no sample, if that is so and not known yet."""
+        if reason is None or self._failure is not None:
+            return
+        self._failure = reason
+        if self._discarded:
+            logger.debug(_NONE, shown(self.request_id), reason)
+        else:
+            logger.warning(_NONE, shown(self.request_id), reason)
+            self._on_failure(self._serial, reason)
 
     def tell(self) -> None:
         """The client knows the handle; if the sample fails, it is to learn why."""
@@ -120,18 +145,17 @@ class OutgoingSample:
                 assert self.rows is not None
                 self._writer.commit(self.rows, self.token_ids)
             except Exception as error:  # whatever it is, the sample has failed
-                self._failure = f"it could not be completed: {error}"
+                with self._lock:
+                    self._fail(f"it could not be completed: {error}")
         if self._failure is not None:
             self._writer.abort()
-            log = logger.debug if self._discarded else logger.warning
-            name = shown(self.request_id)
-            log("No hidden states for request %s: %s", name, self._failure)
         with self._lock:
             self._finished = True
             failed = self._failure is not None
             unwanted, told = self._discarded, self._told
-        if unwanted and not failed:
+            lost = failed and self._stopped and not told
+        if unwanted or lost:
             self._writer.discard()
-        if told and failed:
+        elif told and failed:
             self._report()
         self.done.set()  # last: then its path may be used again

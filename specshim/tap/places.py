@@ -6,13 +6,17 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 _NAME_LIMIT = 200  # file names end at 255 bytes; suffixes need room
 _PATH_LIMIT = 1000  # bytes; a path ends at 4,096, and every folder on it is one to make
 _OURS = (".lock", ".partial", ".error")  # names that the protocol gives its own files
 _CUSTOM_NAME_LIMIT = 255 - max(map(len, _OURS))
 _SHOWN = 100  # characters of a client's text that go into a log line or an answer
+_REASON_LIMIT = 900  # paths end at 4,096 bytes
+
+NOWHERE: Final = "/dev/null/no hidden states: "
+"""Begins the path that says why there is no file; nothing is below a device."""
 
 
 class Places(Protocol):
@@ -36,6 +40,9 @@ class Places(Protocol):
             ids: its number of token ids.
             with_output: whether rows of output tokens are among them.
         """
+
+    def refuse(self, reason: str) -> dict[str, Any]:
+        """The response's ``kv_transfer_params`` where there will be no sample."""
 
 
 class FilePlaces:
@@ -63,6 +70,15 @@ class FilePlaces:
     ) -> dict[str, Any]:
         """See :class:`Places`; the path says all."""
         return {"hidden_states_path": handle}
+
+    def refuse(self, reason: str) -> dict[str, Any]:
+        """See :class:`Places`; the reason is also in a path that can never exist.
+
+        The stock clients of all releases name the path that they could not load, and
+        nothing else of the response.
+        """
+        text = reason.replace("\0", "")[:_REASON_LIMIT]
+        return {"hidden_states_error": reason, "hidden_states_path": f"{NOWHERE}{text}"}
 
 
 def file_name(request_id: str) -> str:

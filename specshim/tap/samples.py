@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from specshim.tap.places import Places, shown
 logger = logging.getLogger("vllm.specshim")
 
 _REMEMBERED = 4096  # first choices whose siblings may still come
+_SERIALS = itertools.count()  # of all engines of a process
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Opened:
     path: str  # the handle for the sink
     rows: int | None
     token_ids: tuple[int, ...]
+    serial: int = -1  # names the sample where its failure is told to the scheduler
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ class Siblings:
     def __init__(self) -> None:
         self._firsts: OrderedDict[str, str] = OrderedDict()
 
+    @staticmethod
+    def is_choice(request_id: str) -> bool:
+        """Whether this is one of n > 1 of a call over HTTP."""
+        choice = _CHOICE.fullmatch(request_id)
+        return choice is not None and choice["rest"].startswith(_OF_THE_SERVER)
+
     def first_of(self, request_id: str) -> str | None:
         """The id of the call's first request; None where this is it.
 
@@ -113,15 +122,27 @@ class _Sample:
     has_ids: bool
     covered: int = 0
     failure: str | None = None
+    serial: int = field(default_factory=lambda: next(_SERIALS))
 
 
 class Samples:
-    """Bookkeeping of the scheduler process; pure Python, one instance per engine."""
+    """Bookkeeping of the scheduler process; pure Python, one instance per engine.
 
-    def __init__(self, places: Places, sync: bool) -> None:
+    Args:
+        places: chooses the samples' handles.
+        sync: samples are complete before their responses leave.
+        data_parallel: this engine is one of several behind one API server.
+    """
+
+    def __init__(
+        self, places: Places, sync: bool, *, data_parallel: bool = False
+    ) -> None:
         self._places = places
         self._sync = sync
+        self._data_parallel = data_parallel
         self._samples: dict[str, _Sample] = {}
+        self._sessions: set[str] = set()
+        self._failed: deque[Mapping[int, str]] = deque()  # by the worker, news
         self._siblings = Siblings()
         self._told: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
         self._shared: dict[str, str] = {}  # sibling id -> first id
@@ -148,7 +169,8 @@ class Samples:
         """
         if request_id in self._samples or request_id in self._shared:
             return
-        first = self._siblings.first_of(request_id)
+        of_several = self._data_parallel and Siblings.is_choice(request_id)
+        first = None if of_several else self._siblings.first_of(request_id)
         if first is not None:
             self._shared[request_id] = first
             return
@@ -156,7 +178,9 @@ class Samples:
         try:
             known = _mapping(parameters)
             sample.with_output = _with_output(known)
-            self._refuse_untellable(request_id, known, streamed)
+            self._refuse_untellable(
+                request_id, known, streamed=streamed, of_several=of_several
+            )
             sample.path = self._places.choose(request_id, known)
         except ValueError as error:
             sample.failure = str(error)
@@ -171,11 +195,29 @@ class Samples:
                 path=sample.path,
                 rows=None if sample.with_output else prompt_rows,
                 token_ids=tuple(token_ids or ()),
+                serial=sample.serial,
             )
 
     def _refuse_untellable(
-        self, request_id: str, asked: Mapping[str, Any], streamed: bool
+        self,
+        request_id: str,
+        asked: Mapping[str, Any],
+        *,
+        streamed: bool,
+        of_several: bool,
     ) -> None:
+        """Raise a ValueError where no response could name the sample."""
+        if request_id in self._sessions:
+            raise ValueError(
+                "the request is a session whose prompt comes piece by piece (streaming "
+                "input), of which there is no one sample; send each prompt whole"
+            )
+        if of_several:
+            raise ValueError(
+                "with data parallelism the choices of one call (n > 1) are computed "
+                "by several engines, of which the response can name no one's sample; "
+                "ask for n = 1"
+            )
         if self._sync and _with_output(asked):
             raise ValueError(
                 "include_output_tokens needs the lock protocol; the server runs with "
@@ -184,6 +226,27 @@ class Samples:
         named = asked.get("hidden_states_path") is not None
         if streamed and not named and request_id.startswith(_OF_THE_SERVER):
             raise ValueError("streamed responses cannot tell where the sample is")
+
+    def is_session(self, request_id: str) -> None:
+        """The request, not scheduled yet, is one whose prompt is sent in pieces."""
+        self._sessions.add(request_id)
+
+    def failed(self, failures: Mapping[int, str]) -> None:
+        """The worker's news: serials of samples and why there will be none.
+
+        May be called from any thread. What comes before a request ends is told in its
+        response.
+        """
+        self._failed.append(failures)
+
+    def _take_news(self) -> None:
+        while self._failed:
+            failures = self._failed.popleft()
+            for request_id, sample in self._samples.items():
+                reason = failures.get(sample.serial)
+                if reason is not None and sample.failure is None:
+                    sample.failure = reason  # which the worker has logged
+                    self._drop(request_id, reason)
 
     def schedule(self, request_id: str, start: int, count: int) -> None:
         """The step computes ``count`` rows of a request from token ``start`` on."""
@@ -218,6 +281,8 @@ class Samples:
         file, or the key or manifest of an object in Mooncake (``Places.tell``). Else
         ``hidden_states_error`` with the reason; None for an aborted request.
         """
+        self._take_news()
+        self._sessions.discard(request_id)
         first = self._shared.pop(request_id, None)
         if first is not None:
             running = self._samples.get(first)
@@ -225,6 +290,19 @@ class Samples:
         sample = self._samples.pop(request_id, None)
         if sample is None:  # aborted before it was ever scheduled
             return None
+        told = self._end(request_id, sample, all_token_ids, aborted)
+        self._told[request_id] = told
+        if len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+        return told
+
+    def _end(
+        self,
+        request_id: str,
+        sample: _Sample,
+        all_token_ids: Sequence[int],
+        aborted: bool,
+    ) -> dict[str, Any] | None:
         rows = len(all_token_ids) - 1 if sample.with_output else sample.prompt_rows
         if sample.failure is None and not aborted and sample.covered < rows:
             sample.failure = f"only {sample.covered} of {rows} rows were computed"
@@ -234,17 +312,14 @@ class Samples:
             if sample.failure is None:
                 self._drop(request_id, "the request was aborted")
             return None
-        if sample.failure is not None:
-            return {"hidden_states_error": sample.failure}
-        token_ids = tuple(all_token_ids[:rows]) if sample.has_ids else ()
-        self._step.closed[request_id] = Closed(rows, token_ids)
-        told = self._tell(sample, rows)
-        self._told[request_id] = told
-        if len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
-        return told
+        if sample.failure is None:
+            token_ids = tuple(all_token_ids[:rows]) if sample.has_ids else ()
+            self._step.closed[request_id] = Closed(rows, token_ids)
+        return self._tell(sample, rows)
 
     def _tell(self, sample: _Sample, rows: int | None = None) -> dict[str, Any] | None:
+        if sample.failure is not None:
+            return self._places.refuse(sample.failure)
         if rows is None and not sample.with_output:
             rows = sample.prompt_rows
         ids = rows or 0 if sample.has_ids else 0
@@ -252,6 +327,7 @@ class Samples:
 
     def take_step(self) -> StepSamples:
         """Everything noted since the last call, for the worker."""
+        self._take_news()
         step, self._step = self._step, StepSamples()
         return step
 

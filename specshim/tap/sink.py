@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import struct
@@ -11,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specshim._sample_files import temporary_name
 from specshim.tap.folder import Folder, Storage
 
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
+_REASON_LIMIT = 2000  # bytes
 _DTYPES = {
     "bfloat16": ("BF16", 2),
     "float16": ("F16", 2),
@@ -41,7 +40,10 @@ class SampleWriter(Protocol):
         """All ``rows`` rows are written: make the sample visible, complete."""
 
     def abort(self) -> None:
-        """Instead of ``commit``, or after it failed: leave nothing of the sample."""
+        """Instead of ``commit``, or after it failed: give up what was written.
+
+        Either ``report`` or ``discard`` follows.
+        """
 
     def report(self, reason: str) -> None:
         """After ``abort``: the client knows the handle; tell it why there is no sample.
@@ -50,7 +52,7 @@ class SampleWriter(Protocol):
         """
 
     def discard(self) -> None:
-        """After ``commit``: nobody was told of the sample; remove it again."""
+        """After ``commit`` or ``abort``: nobody was told of it; leave nothing."""
 
 
 class Sink(Protocol):
@@ -162,18 +164,22 @@ class FileWriter:
         self._path = path
         self._name = os.path.basename(path)
         self._lock_name = f"{self._name}.lock"
-        self._temporary = temporary_name()
+        self._temporary = ""
+        self._complete: os.stat_result | None = None
+        self._locks = lock
         self._lock_fd = self._fd = -1
         self._folder = sink.folder_of(path)
         try:
             if lock:
                 self._lock_fd = self._folder.lock(self._lock_name)
-            self._folder.unlink(self._name)
-            self._fd = self._folder.create(self._temporary)
-            with suppress(OSError):  # where there is no flock, nothing is swept
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
-            self.abort()
+            self._folder.close()
+            raise
+        try:
+            self._folder.unlink(self._name)
+            self._temporary, self._fd = self._folder.create_temporary()
+        except BaseException:
+            self.discard()
             raise
 
     def write(self, start: int, rows: memoryview) -> None:
@@ -201,42 +207,54 @@ class FileWriter:
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
         self._close()  # some file systems report a failed write only here
+        found = self._folder.stat(self._temporary)
         self._folder.rename(self._temporary, self._name)
+        self._complete = found
         self._unlock()
         self._folder.close()
 
     def abort(self) -> None:
-        """Remove the temporary file; a client that waits finds no file."""
+        """Remove the temporary file; a client that knows the path still waits."""
         with suppress(OSError):
             self._close()
         self._folder.remove(self._temporary)
-        self._unlock(remove=True)
-        self._folder.close()
 
     def report(self, reason: str) -> None:
-        """Nothing to do: the lock is gone, and there is no file."""
+        """Leave the reason in the lock file, which its reader removes, and let go.
+
+        A reader that knows nothing of it finds the lock free and no file.
+        """
+        if self._lock_fd >= 0:
+            text = memoryview(reason.encode("utf-8", "replace")[:_REASON_LIMIT])
+            with suppress(OSError):  # a disk that is full may not even take that
+                _write_all(self._lock_fd, text, 0)
+        self._unlock()
+        self._folder.close()
 
     def discard(self) -> None:
-        """Remove the complete file and its lock file."""
+        """Remove the complete file, unless another took its name, and the lock."""
         with suppress(OSError):
-            folder = self._sink.folder_of(self._path)
-            folder.remove(self._name)
-            folder.remove(self._lock_name)
-            folder.close()
+            if self._folder.closed:
+                self._folder = self._sink.folder_of(self._path)
+            if self._complete is not None:
+                self._folder.remove_unchanged(self._name, self._complete)
+            if self._lock_fd >= 0:
+                self._folder.remove_same(self._lock_name, self._lock_fd)
+            elif self._locks:
+                self._folder.remove_free_lock(self._lock_name)
+        self._unlock()
+        self._folder.close()
 
     def _close(self) -> None:
         descriptor, self._fd = self._fd, -1  # never twice: numbers are used again
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _unlock(self, *, remove: bool = False) -> None:
+    def _unlock(self) -> None:
         descriptor, self._lock_fd = self._lock_fd, -1
-        if descriptor < 0:
-            return
-        if remove:
-            self._folder.remove(self._lock_name)
-        with suppress(OSError):
-            os.close(descriptor)
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

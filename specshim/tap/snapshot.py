@@ -60,6 +60,16 @@ class Snapshots:
         if self._device is not None:
             self._device.set_device(self._rows.device)
 
+    def host_bytes(self, count: int) -> int:
+        """Host memory that a copy of ``count`` rows takes.
+
+        torch rounds pinned memory up to a power of two.
+        """
+        size = int(count * self._rows.stride(0) * self._rows.element_size())
+        if self._device is None:
+            return size
+        return 1 << max(0, size - 1).bit_length()
+
     def take(self, first: int, last: int) -> HostRows:
         """Copy rows [first, last) and the run counts, as the forward left them."""
         if self._device is None:  # the CPU has computed them already

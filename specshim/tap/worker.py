@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -50,6 +51,7 @@ class TapWorker:
         )
         self._samples: dict[str, OutgoingSample] = {}
         self._by_path: WeakValueDictionary[str, OutgoingSample] = WeakValueDictionary()
+        self._failed: deque[tuple[int, str]] = deque()  # appended to by all threads
         self._pool = ThreadPoolExecutor(
             settings.threads,
             thread_name_prefix="specshim-writer",
@@ -88,11 +90,11 @@ class TapWorker:
         if earlier is not None:  # a path that clients choose may be in use still
             seconds = self._settings.path_wait_seconds
             if not (earlier.ended and earlier.done.wait(seconds)):
-                logger.warning(
-                    "No hidden states for request %s: the sample before it on %s is "
-                    "not complete yet; name another hidden_states_path",
-                    shown(request_id),
-                    opened.path,
+                self._refuse(
+                    request_id,
+                    opened,
+                    f"the sample before it on {opened.path} is not complete yet; name "
+                    "another hidden_states_path",
                 )
                 return
         try:
@@ -100,12 +102,27 @@ class TapWorker:
                 opened.path, announced=not self._settings.sync, rows=opened.rows
             )
         except Exception as error:  # whatever it is, the server lives
-            name = shown(request_id)
-            logger.warning("No hidden states for request %s: %s", name, error)
+            self._refuse(request_id, opened, str(error))
             return
         run = self._run_later if self._sink.slow else _run_now
-        sample = OutgoingSample(request_id, opened, writer, run)
+        sample = OutgoingSample(request_id, opened, writer, run, self._note_failure)
         self._samples[request_id] = self._by_path[opened.path] = sample
+
+    def _refuse(self, request_id: str, opened: Opened, reason: str) -> None:
+        name = shown(request_id)
+        logger.warning("No hidden states for request %s: %s", name, reason)
+        self._note_failure(opened.serial, reason)
+
+    def _note_failure(self, serial: int, reason: str) -> None:
+        self._failed.append((serial, reason))
+
+    def failures(self) -> dict[int, str]:
+        """News for the scheduler since the last call: failed samples by serial."""
+        news: dict[int, str] = {}
+        while self._failed:
+            serial, reason = self._failed.popleft()
+            news[serial] = reason
+        return news
 
     def _run_later(self, job: Job, before: Job | None) -> None:
         """On a writer's thread; until then it is part of the backlog."""
@@ -155,7 +172,7 @@ class TapWorker:
     ) -> None:
         first = min(row for _, _, row, _ in pieces)
         last = max(row + count for _, _, row, count in pieces)
-        size = (last - first) * self._taps.rows[0].nbytes
+        size = self._snapshots.host_bytes(last - first)
         left = _Countdown(len(pieces), self._backlog, self._backlog.admit(size))
         for sample, *_ in pieces:
             sample.add()
@@ -204,10 +221,10 @@ class TapWorker:
             sample.discard(reason)
 
     def shutdown(self) -> None:
-        """Finish what is under way; drop what still lacks rows."""
-        for request_id, sample in list(self._samples.items()):
-            if not sample.ended:
-                self.drop(request_id, "the server stopped before it was complete")
+        """Finish what is under way; leave nothing of what still lacks rows."""
+        for sample in self._samples.values():
+            sample.stop("the server stopped before it was complete")
+        self._samples.clear()
         self._pool.shutdown(wait=True)
 
 

@@ -55,6 +55,12 @@ FAULTS = [
         "speculators-0.9.0",
     ),
     (
+        "missing-file-kills-training",
+        "FileNotFoundError: No such file or directory: /dev/null/no hidden states: ",
+        ["speculators-0.5.0"],
+        "speculators-0.6.0",
+    ),
+    (
         "empty-sample-dtype",
         "AssertionError",
         ["speculators-0.5.0"],
@@ -130,6 +136,19 @@ def test_what_becomes_of_refused_samples(check: Callable, release: str) -> None:
         patched=True,
         fault="nothing to show",
         without="nan-kills-training",
+    )
+
+
+@pytest.mark.parametrize("patched", [False, True], ids=["stock", "specshim"])
+@pytest.mark.parametrize("release", ["0.6.0", "0.7.0.2", "0.8.1", "0.9.0"])
+def test_the_server_s_reason_reaches_the_trainer(
+    check: Callable, release: str, patched: bool
+) -> None:
+    check(
+        "missing_file_kills_training",
+        on=f"speculators-{release}",
+        patched=patched,
+        fault="nothing to show",
     )
 
 

@@ -137,9 +137,9 @@ class Client:
         finally:
             connection.close()
         self._count("answered_before_abort")
-        path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
-        if path:
-            self._take_away(path)
+        told = answer.get("kv_transfer_params") or {}
+        if "hidden_states_error" not in told and told:
+            self._take_away(told["hidden_states_path"])
 
     def _request(
         self,
@@ -154,10 +154,10 @@ class Client:
         if response.status != 200:
             raise RuntimeError(f"status {response.status}: {text[:200]!r}")
         told = json.loads(text).get("kv_transfer_params") or {}
-        path = told.get("hidden_states_path")
-        if path is None:
+        if "hidden_states_error" in told or not told:
             self._problem("refused", str(told.get("hidden_states_error")))
             return
+        path = told["hidden_states_path"]
         try:
             self._wait(path)
             rows = len(prompt) + (body["max_tokens"] - 1)

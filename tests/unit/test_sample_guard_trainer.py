@@ -136,3 +136,19 @@ def test_fp8_files_are_told_from_files_without_their_scales(tmp_path: Path) -> N
     del data["hidden_states_scales"]
     with pytest.raises(guard.BadSample, match="without their scales"):
         _trainer.check_served_sample(data, tokens.tolist())
+
+
+def missing(file_path: Path) -> None:
+    """A loader that waits for the lock, removes it and finds no file."""
+    Path(f"{file_path}.lock").unlink(missing_ok=True)
+
+
+def test_the_reason_in_the_lock_file_is_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    Path(f"{path}.lock").write_text("the disk is full")
+    with pytest.raises(FileNotFoundError, match=r"the disk is full: '.*a.safetensors'"):
+        _trainer.load_named(missing, (path,), {})
+    assert _trainer.load_named(missing, (path,), {}) is None  # nothing is said
+    Path(f"{path}.lock").write_text("the disk is full")
+    with _trainer.loading(path, guard.Expected()):  # not cached: it is generated
+        assert _trainer.load_named(missing, (path,), {}) is None

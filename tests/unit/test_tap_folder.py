@@ -61,7 +61,18 @@ def test_a_hard_link_in_place_of_the_file_is_replaced(hs, victim):
 
 def test_a_hard_link_in_place_of_the_lock_is_not_written_to(hs, victim):
     (hs / "a.lock").hardlink_to(victim)
-    complete(sink(hs).open(str(hs / "a"), announced=True), 1)
+    with pytest.raises(OSError, match="two names"):
+        sink(hs).open(str(hs / "a"), announced=True)
+
+
+def test_a_link_planted_over_the_lock_later_is_not_written_to(hs, victim):
+    writer = sink(hs).open(str(hs / "a"), announced=True)
+    (hs / "a.lock").unlink()
+    (hs / "a.lock").symlink_to(victim)
+    writer.abort()
+    writer.report("the reason")
+    writer.discard()
+    assert os.listdir(hs) == ["a.lock"]
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "folder"])

@@ -105,6 +105,7 @@ def test_scales_that_are_not_per_token_fail_the_sample(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="not one per token"):
         writer.write(0, piece(states(4)))
     writer.abort()
+    writer.discard()
     assert os.listdir(tmp_path) == []
 
 
@@ -127,4 +128,5 @@ def test_rows_that_were_never_written_fail_the_sample(tmp_path):
     with pytest.raises(ValueError, match="never quantised"):
         writer.commit(4, range(4))
     writer.abort()
+    writer.discard()
     assert os.listdir(tmp_path) == []

@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from specshim._sample_files import whole_file
+from specshim._sample_files import HELD, whole_file
+from specshim.tap import leftovers
 from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.sink import FileSink
 
@@ -57,13 +58,65 @@ def test_a_sample_of_this_process_is_completed_after_the_sweep(tmp_path):
     assert (tmp_path / "a").exists()
 
 
-def test_a_young_file_may_be_of_a_writer_that_holds_no_lock(tmp_path):
+def test_a_file_that_the_cache_route_writes_stays_and_a_left_one_goes(tmp_path):
     with whole_file(str(tmp_path / "a")) as temporary:
         open(temporary, "w").close()
         assert remove_leftovers(str(tmp_path)) == 0
-        make_old(tmp_path)
-        assert remove_leftovers(str(tmp_path)) == 1
-        open(temporary, "w").close()
+        kept = partial_files(tmp_path)
+    folder = tmp_path / f".{'0' * 32}.partial"  # as of a killed one
+    folder.mkdir()
+    for name in (HELD, "sample", ".tmpsafetensors"):
+        (folder / name).touch()
+    assert len(kept) == 1 and remove_leftovers(str(tmp_path)) == 1
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_that_nobody_holds_yet_may_be_of_a_living_writer(tmp_path):
+    (tmp_path / f".{'0' * 32}.partial").mkdir()
+    assert remove_leftovers(str(tmp_path)) == 0
+    make_old(tmp_path)
+    assert remove_leftovers(str(tmp_path)) == 1
+
+
+def test_folders_that_clients_named_are_searched_and_links_are_not(tmp_path):
+    deep, elsewhere = tmp_path / "hs" / "a" / "b", tmp_path / "elsewhere"
+    for folder in (deep, elsewhere):
+        folder.mkdir(parents=True)
+        (folder / f".{'0' * 32}.partial").touch()
+    (tmp_path / "hs" / "link").symlink_to(elsewhere)
+    assert remove_leftovers(str(tmp_path / "hs")) == 1
+    assert os.listdir(deep) == [] and len(os.listdir(elsewhere)) == 1
+
+
+def test_the_work_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "MOST_ENTRIES", 10)
+    for number in range(30):
+        (tmp_path / f".{number:032x}.partial").touch()
+    assert remove_leftovers(str(tmp_path)) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "held", "age", "goes"),
+    [
+        ("a.safetensors.lock", False, False, 60, True),
+        ("a.safetensors.lock", False, False, 0, False),  # a client may read it yet
+        ("a.safetensors.lock", True, False, 60, False),  # complete, not fetched yet
+        ("a.safetensors.lock", False, True, 60, False),
+        ("apt.lock", False, False, 60, False),  # somebody else's
+    ],
+)
+def test_locks_that_nobody_needs(tmp_path, name, beside, held, age, goes):
+    path = tmp_path / name
+    path.touch()
+    before = time.time() - age
+    os.utime(path, (before, before))
+    if beside:
+        (tmp_path / name.removesuffix(".lock")).touch()
+    with open(path) as lock:
+        if held:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert remove_leftovers(str(tmp_path)) == goes
+    assert path.exists() != goes
 
 
 @pytest.mark.parametrize(
@@ -79,10 +132,12 @@ def test_files_of_others_stay(tmp_path, name):
 def test_links_and_folders_stay(tmp_path):
     (tmp_path / "victim").touch()
     (tmp_path / f".{'0' * 32}.partial").symlink_to(tmp_path / "victim")
-    (tmp_path / f".{'1' * 32}.partial").mkdir()
+    folder = tmp_path / f".{'1' * 32}.partial"
+    (folder / "theirs").mkdir(parents=True)
+    (tmp_path / "a.safetensors.lock").symlink_to(tmp_path / "victim")
     make_old(tmp_path)
     assert remove_leftovers(str(tmp_path)) == 0
-    assert len(os.listdir(tmp_path)) == 3
+    assert len(os.listdir(tmp_path)) == 4 and (folder / "theirs").exists()
 
 
 def test_without_flock_nobody_knows_and_nothing_is_removed(tmp_path, monkeypatch):

@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from specshim.tap.places import FilePlaces, custom_path, file_name
+from specshim.tap.places import NOWHERE, FilePlaces, custom_path, file_name
 from specshim.tap.samples import Samples, Siblings
 
 
 def make(
-    storage: str = "/data", *, custom: bool = False, sync: bool = False
+    storage: str = "/data", *, custom: bool = False, sync: bool = False, **more: bool
 ) -> Samples:
-    return Samples(FilePlaces(storage, custom), sync=sync)
+    return Samples(FilePlaces(storage, custom), sync=sync, **more)
 
 
 def run(samples: Samples, request_id: str, prompt: list[int], **parameters: object):
@@ -43,8 +43,9 @@ def test_rows_from_the_prefix_cache_fail_the_sample_with_a_reason():
     samples.schedule("r", 16, 24)
     assert "r" not in samples.take_step().opened
     answer = samples.finish("r", [1] * 41, aborted=False)
-    assert answer is not None and "hidden_states_path" not in answer
+    assert answer is not None
     assert "tokens 0 to 15 were not computed" in answer["hidden_states_error"]
+    assert answer["hidden_states_path"] == NOWHERE + answer["hidden_states_error"]
 
 
 def test_a_resumed_request_keeps_its_file_and_may_repeat_rows():
@@ -191,3 +192,62 @@ def test_sync_cannot_give_output_tokens():
     samples = make(sync=True)
     assert run(samples, "r", [1], include_output_tokens=True).opened == {}
     assert "sync" in samples.finish("r", [1, 2], aborted=False)["hidden_states_error"]
+
+
+def test_what_the_worker_says_in_time_is_in_the_response():
+    samples = make()
+    opened = run(samples, "r", [1, 2]).opened["r"]
+    samples.failed({opened.serial: "the disk is full"})
+    answer = samples.finish("r", [1, 2, 3], aborted=False)
+    assert answer["hidden_states_error"] == "the disk is full"
+    assert samples.take_step().dropped == {"r": "the disk is full"}
+
+
+def test_late_news_is_of_nobody_else():
+    samples = make()
+    early = run(samples, "r", [1, 2]).opened["r"]
+    samples.finish("r", [1, 2, 3], aborted=False)
+    run(samples, "r", [1, 2])  # the same id, path and all
+    samples.failed({early.serial: "the disk is full"})
+    told = samples.finish("r", [1, 2, 3], aborted=False)
+    assert told == {"hidden_states_path": "/data/r.safetensors"}
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_siblings_of_a_failed_sample_say_so_too(first_ends_first):
+    samples = make()
+    opened = run(samples, "0_cmpl-a-0", [1, 2]).opened["0_cmpl-a-0"]
+    run(samples, "1_cmpl-a-0", [1, 2])
+    samples.failed({opened.serial: "the disk is full"})
+    ids = ["0_cmpl-a-0", "1_cmpl-a-0"]
+    for request_id in ids if first_ends_first else reversed(ids):
+        answer = samples.finish(request_id, [1, 2, 3], aborted=False)
+        assert answer["hidden_states_error"] == "the disk is full"
+
+
+@pytest.mark.parametrize("request_id", ["0_cmpl-a-0", "1_chatcmpl-a"])
+def test_choices_that_several_engines_compute_have_no_sample(request_id):
+    samples = make(data_parallel=True)
+    assert run(samples, request_id, [1]).opened == {}
+    answer = samples.finish(request_id, [1, 2], aborted=False)
+    assert "ask for n = 1" in answer["hidden_states_error"]
+    assert run(samples, "cmpl-b-0", [1]).opened  # the response names its own
+
+
+def test_a_prompt_that_comes_in_pieces_has_no_sample():
+    samples = make()
+    samples.is_session("r")
+    assert run(samples, "r", [1, 2]).opened == {}
+    assert run(samples, "r", [1, 2, 3, 4]).opened == {}  # the next piece
+    answer = samples.finish("r", [1, 2, 3, 4], aborted=False)
+    assert "streaming input" in answer["hidden_states_error"]
+    assert run(samples, "r", [1]).opened  # a request of its own
+
+
+def test_a_reason_of_any_length_gives_a_path_that_never_exists(tmp_path):
+    path = FilePlaces(str(tmp_path), True).refuse("x/" * 5000)["hidden_states_path"]
+    assert not os.path.exists(path)
+    with pytest.raises(NotADirectoryError):
+        os.open(path, os.O_RDONLY)
+    with pytest.raises(NotADirectoryError):
+        os.open(f"{path}.lock", os.O_RDWR)

@@ -83,6 +83,7 @@ def test_an_aborted_sample_leaves_nothing(tmp_path):
     writer = sink().open(str(tmp_path / "a"), announced=True)
     writer.write(0, piece(torch.ones(1, 3, 8)))
     writer.abort()
+    writer.discard()
     assert os.listdir(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
@@ -114,6 +115,7 @@ def test_a_file_system_that_refuses_to_remove_does_not_stop_the_server(
 
     monkeypatch.setattr(os, "unlink", read_only)
     writer.abort()
+    writer.discard()
     with open(tmp_path / "a.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody waits for it
 
@@ -140,3 +142,50 @@ def test_long_names_in_any_script_fit(tmp_path):
 def test_rows_that_would_misalign_token_ids_are_refused():
     with pytest.raises(ValueError, match="one layer more or less"):
         FileSink(1, 3, "bfloat16", {})
+
+
+def complete(path: str, sample: int) -> None:
+    writer = sink().open(path, announced=True)
+    writer.write(0, piece(torch.full((1, 3, 8), float(sample))))
+    writer.commit(1, [sample])
+
+
+def test_a_discarded_file_is_not_the_one_that_took_its_name(tmp_path):
+    path = str(tmp_path / "a")
+    writer = sink().open(path, announced=True)
+    writer.write(0, piece(torch.ones(1, 3, 8)))
+    writer.commit(1, [1])
+    complete(path, 2)
+    writer.discard()
+    assert load_file(path)["token_ids"].tolist() == [2]
+
+
+def test_what_gives_up_leaves_a_lock_that_another_took(tmp_path):
+    path = str(tmp_path / "a")
+    writer = sink().open(path, announced=True)
+    os.unlink(f"{path}.lock")  # a client that was done with an earlier file
+    other = sink().open(path, announced=True)
+    writer.abort()
+    writer.discard()
+    with open(f"{path}.lock") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other.abort()
+    other.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_temporary_file_that_is_swept_before_it_is_held_is_made_again(
+    tmp_path, monkeypatch
+):
+    flock, swept = fcntl.flock, []
+
+    def sweep_first(descriptor, how):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".partial") and not swept:
+            swept.append(path)
+            os.unlink(path)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    complete(str(tmp_path / "a"), 7)
+    assert swept and load_file(tmp_path / "a")["token_ids"].tolist() == [7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -45,9 +46,9 @@ class Engine:
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def open(self, name: str, rows: int | None) -> dict[str, Opened]:
+    def open(self, name: str, rows: int | None, serial: int = 0) -> dict[str, Opened]:
         ids = tuple(range(rows or 0))
-        return {name: Opened(self.path(name), rows, ids)}
+        return {name: Opened(self.path(name), rows, ids, serial)}
 
     def step(self, batch, *, runs: int = 1, **notes) -> None:
         """``batch``: {name: (start, count)} in the runner's order."""
@@ -360,3 +361,64 @@ def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, ca
     engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
     assert engine.finish() == [] and os.listdir(engine.folder) == []
     assert "No space left on device" in caplog.text
+
+
+def failing(monkeypatch, engine, name: str = "a") -> None:
+    """Open and write a sample whose write fails; it is not told yet."""
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        engine.step({name: (0, 4)}, opened=engine.open(name, 4, serial=7))
+        assert engine.worker._samples[name].done.wait(5)
+
+
+def lock_is_free(path: str) -> bool:
+    with open(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_a_failure_is_news_for_the_scheduler_once(engine, monkeypatch):
+    failing(monkeypatch, engine)
+    ((serial, reason),) = engine.worker.failures().items()
+    assert serial == 7 and "No space left on device" in reason
+    assert engine.worker.failures() == {}
+
+
+def test_a_file_that_cannot_be_opened_is_news_at_once(engine):
+    os.mkdir(engine.path("a"))  # of that name
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 4, serial=3))
+    assert list(engine.worker.failures()) == [3]
+    assert os.listdir(engine.folder) == ["a"]
+
+
+def test_a_client_that_was_told_finds_the_reason_in_the_lock_file(engine, monkeypatch):
+    failing(monkeypatch, engine)
+    lock = engine.path("a.lock")
+    assert os.listdir(engine.folder) == ["a.lock"] and not lock_is_free(lock)
+    engine.step({}, closed={"a": Closed(4, (0, 1, 2, 3))})
+    assert lock_is_free(lock)
+    with open(lock) as file:
+        assert "No space left on device" in file.read()
+    engine.step({"b": (0, 4)}, opened={"b": at(engine, "a", 4)})
+    engine.finish()
+    assert os.stat(lock).st_size == 0 and os.path.exists(engine.path("a"))
+
+
+def test_of_a_failure_that_the_response_tells_nothing_is_left(engine, monkeypatch):
+    failing(monkeypatch, engine)
+    engine.step({}, dropped={"a": "No space left on device"})
+    assert os.listdir(engine.folder) == []
+
+
+def test_an_abort_is_no_news(engine):
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
+    engine.step({}, dropped={"a": "the request was aborted"})
+    engine.finish()
+    assert engine.worker.failures() == {} and os.listdir(engine.folder) == []

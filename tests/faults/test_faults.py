@@ -1,0 +1,387 @@
+"""Faults in real servers: each sample survives whole, or its client is told.
+
+One server goes through all faults that it must outlive; then it, a second one on the
+same path and a third one end in the ways that servers end.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from faulty_server import FaultyServer, Known, Traces, faulty_server, small_disk
+from tally import LOST, SURVIVED, TOLD, WRONG, Tally, count
+
+from specshim.tiny import ensure_tiny_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.envs]
+Record = Callable[[Tally], Tally]
+
+RELEASES = [
+    "0.32.0",
+    pytest.param("0.24.0", marks=pytest.mark.extended),
+    pytest.param("0.20.1", marks=pytest.mark.extended),
+]
+PATIENCE_OF_STOCK = 10.0  # seconds for which stock clients wait for a lock
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    return ensure_tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def known(model) -> Known:
+    from e2e_values import random_prompts, reference
+
+    prompts = random_prompts(24, seed=3)
+    states = reference(model, prompts)
+    return Known(prompts, dict(zip(map(tuple, prompts), states, strict=True)))
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def disk(release, tmp_path_factory) -> Iterator[Path]:
+    with small_disk(tmp_path_factory.mktemp("faults") / "disk") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def start(release, known, model, disk, tmp_path_factory) -> Iterator[Callable]:
+    """Start one more server on the small disk; all are gone at the end."""
+    with ExitStack() as stack:
+
+        def one_more(*more: str) -> FaultyServer:
+            folder = tmp_path_factory.mktemp(f"server-{release}")
+            return stack.enter_context(
+                faulty_server(release, known, model, disk / "hs", folder, *more)
+            )
+
+        yield one_more
+
+
+@pytest.fixture(scope="module")
+def server(start) -> FaultyServer:
+    """The server that outlives its faults; all its writer threads are started."""
+    served = start()
+    assert set(served.samples(24)) == {SURVIVED}
+    return served
+
+
+@pytest.fixture
+def quiet(request) -> Iterator[None]:
+    """Around a fault: the server holds afterwards what it held before, and no more."""
+    server: FaultyServer = request.getfixturevalue("server")
+    before = server.settle(lambda traces: is_quiet(traces, traces))
+    yield
+    after = server.settle(lambda traces: is_quiet(traces, before))
+    assert is_quiet(after, before), (before, after)
+    assert server.files() == []
+
+
+def is_quiet(traces: Traces, before: Traces) -> bool:
+    return (
+        (traces.storage_descriptors, traces.blocks_in_use, traces.requests) == (0, 0, 0)
+        and traces.descriptors <= before.descriptors
+        and traces.threads <= before.threads
+    )
+
+
+def aborts(server: FaultyServer, number: int) -> Tally:
+    """Clients that leave at random moments, beside clients that stay."""
+    typical = sorted(_seconds(server) for _ in range(9))[4]
+    moments = [server.random.uniform(0, 12 * typical) for _ in range(number)]
+
+    def one(moment: float) -> str:
+        # As many moments in a queue of 24 as beyond it; some with a decode behind.
+        return server.leave_early(moment, max_tokens=server.random.choice([1, 1, 6]))
+
+    with ThreadPoolExecutor(32) as pool:
+        staying = [pool.submit(server.sample) for _ in range(number // 5)]
+        leaving = [pool.submit(one, moment) for moment in moments]
+        stayed = [one.result() for one in staying]
+        left = [one.result() for one in leaving]
+    server.settle(lambda traces: is_quiet(traces, traces))
+    orphans = server.take_orphans()
+    assert set(stayed) <= {SURVIVED} and set(orphans) <= {SURVIVED}
+    note = f"{left.count(TOLD)} left before the answer, {len(stayed)} stayed"
+    injected = left.count(TOLD)
+    return count(
+        "clients disconnect", [*stayed, *left], note, injected=injected,
+        orphans=len(orphans),
+    )  # fmt: skip
+
+
+def _seconds(server: FaultyServer) -> float:
+    begun = time.monotonic()
+    assert server.sample() == SURVIVED
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+    "number", [150, pytest.param(1000, marks=pytest.mark.extended)]
+)
+def test_clients_that_leave_at_any_moment(server, number, record, quiet):
+    with server.rules(
+        {"call": "pwrite", "ends": ".partial", "every": 4, "delay": 0.02}
+    ):
+        tally = record(aborts(server, number))
+    assert tally.injected > number // 4
+    assert tally.orphans <= tally.injected // 10
+
+
+FAULTS = {
+    "error on every 5th write": (
+        "pwrite",
+        ".partial",
+        {"every": 5, "error": errno.EIO},
+    ),
+    "the 3rd write fails": (
+        "pwrite",
+        ".partial",
+        {"skip": 2, "times": 1, "error": errno.EDQUOT},
+    ),
+    "truncate fails": ("ftruncate", ".partial", {"every": 3, "error": errno.EIO}),
+    "rename fails": ("rename", ".partial", {"every": 3, "error": errno.ESTALE}),
+    "file cannot be created": ("open", ".partial", {"every": 3, "error": errno.EACCES}),
+    "flock of the lock file fails": (
+        "flock",
+        ".lock",
+        {"every": 2, "error": errno.ENOLCK},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failing_calls(server, fault, record, quiet):
+    call, ends, how = FAULTS[fault]
+    with server.rules({"call": call, "ends": ends, **how}):
+        tally = record(count(fault, server.samples(24)))
+    assert tally.told > 0 and tally.survived > 0
+
+
+HARMLESS = {
+    "writes are short": ("pwrite", {"short": True}, 0.0),
+    "flock of the data does not work": ("flock", {"error": errno.EOPNOTSUPP}, 0.0),
+    "slow disk, 0.5 s per write": ("pwrite", {"delay": 0.5}, 0.3),
+}
+
+
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_calls_that_fail_without_harm(server, fault, record, quiet):
+    call, how, least = HARMLESS[fault]
+    server.waits.clear()
+    with server.rules({"call": call, "ends": ".partial", **how}):
+        outcomes = server.samples(24)
+    longest = max(server.waits)
+    tally = record(count(fault, outcomes, f"longest wait for a lock {longest:.1f} s"))
+    assert tally.survived == 24
+    assert least < longest < PATIENCE_OF_STOCK
+
+
+def test_a_full_disk(server, disk, record, quiet):
+    filler = disk / "filler"
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - (96 << 10))
+    try:
+        tally = record(count("disk full (tmpfs)", server.samples(32)))
+    finally:
+        filler.unlink()
+    assert tally.told > 0
+    assert set(server.samples(6)) == {SURVIVED}
+
+
+def test_a_path_that_becomes_read_only(server, disk, record, quiet):
+    for how in ("ro", "rw"):
+        subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+        if how == "ro":
+            tally = count("path read-only", server.samples(12))
+    record(tally)
+    assert tally.told == 12
+    assert "Read-only file system" in server.log.read_text()
+    assert set(server.samples(6)) == {SURVIVED}
+
+
+def test_a_path_that_is_removed(server, record, quiet):
+    with server.rules({"call": "pwrite", "ends": ".partial", "delay": 0.05}):
+        with ThreadPoolExecutor(1) as pool:
+            under_way = pool.submit(server.samples, 48, reason=False)
+            for _ in range(6):
+                time.sleep(0.3)
+                shutil.rmtree(server.storage, ignore_errors=True)
+            outcomes = under_way.result()
+    note = "told: no file and no lock, since both were removed"
+    record(count("path removed 6 times", outcomes, note))
+    assert set(server.samples(6)) == {SURVIVED}
+
+
+def at(server: FaultyServer, name: str, prompt: int = 0) -> dict | None:
+    path = {"hidden_states_path": name}
+    return server.ask(server.known.prompts[prompt], kv_transfer_params=path)
+
+
+def test_a_lock_that_another_process_holds(server, record, quiet):
+    path = server.storage / "taken.safetensors"
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answers = [at(server, path.name) for _ in range(3)]
+    assert all("locked by another process" in a["hidden_states_error"] for a in answers)
+    assert not os.path.exists(path)
+    outcomes = [server.fetch(answer) for answer in answers]
+    record(count("lock held by another process", outcomes))
+    assert server.fetch(at(server, path.name)) == SURVIVED
+
+
+def test_two_requests_in_flight_that_name_one_file(server, record, quiet):
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda i: at(server, "one.safetensors", i), range(8)))
+    refused = [a for a in answers if "hidden_states_error" in a]
+    assert refused and all("in flight" in a["hidden_states_error"] for a in refused)
+    # Those that did not meet it in flight replaced it; the last one is there.
+    outcomes = [TOLD] * (len(answers) - 1) + [server.fetch({"hidden_states_path": str(
+        server.storage / "one.safetensors")})]  # fmt: skip
+    record(count("requests in flight name one file", outcomes))
+
+
+def test_a_file_of_that_name_is_there_already(server, record, quiet):
+    outcomes = []
+    for content in (b"", b"not a sample", bytes(5000)):
+        for lock in (True, False):
+            (server.storage / "old.safetensors").write_bytes(content)
+            if lock:
+                (server.storage / "old.safetensors.lock").write_text("an old reason")
+            outcomes.append(server.fetch(at(server, "old.safetensors", 1)))
+    record(count("a file of that name is there", outcomes))
+    assert set(outcomes) == {SURVIVED}
+
+
+def test_a_reader_that_never_comes(server, record, quiet):
+    never = [server.ask(prompt) for prompt in server.known.prompts[:12]]
+    others = server.samples(12)
+    late = [server.fetch(answer) for answer in never]
+    record(count("a reader that comes never, or late", [*others, *late], injected=12))
+    assert set(late) == {SURVIVED}
+
+
+def test_preemption_under_memory_pressure(server, known, record, quiet):
+    long = [prompt for prompt in known.prompts if len(prompt) > 90]
+    before = server.metrics()["num_preemptions_total"]
+    with ThreadPoolExecutor(16) as pool:
+        asked = [
+            pool.submit(lambda p=p: server.fetch(server.ask(p, max_tokens=40)))
+            for p in (long * 4)[:32]
+        ]
+        outcomes = [one.result() for one in asked]
+    preempted = int(server.metrics()["num_preemptions_total"] - before)
+    record(count("preempted, computed again", outcomes, injected=preempted))
+    assert preempted > 0 and set(outcomes) == {SURVIVED}
+
+
+def test_two_servers_on_one_path_and_how_servers_end(server, start, record, disk):
+    """In one test, since each start of a server takes half a minute."""
+    # The second one sweeps while the first one writes.
+    writing, stop = [], threading.Event()
+
+    def keep_writing() -> None:
+        while not stop.is_set():
+            writing.extend(server.samples(12))
+
+    busy = threading.Thread(target=keep_writing)
+    busy.start()
+    with server.rules({"call": "pwrite", "ends": ".partial", "delay": 0.05}):
+        second = start()
+        outcomes = second.samples(24)
+        stop.set(), busy.join()
+    record(count("two servers on one path", [*writing, *outcomes]))
+    assert set(writing) | set(outcomes) == {SURVIVED}
+    with server.rules({"call": "pwrite", "ends": ".partial", "delay": 1}):
+        first = at(server, "both.safetensors", 0)
+        other = at(second, "both.safetensors", 1)
+    assert "locked by another process" in other["hidden_states_error"]
+    outcomes = [server.fetch(first), second.fetch(other)]
+    record(count("two servers, one name", outcomes))
+    assert outcomes == [SURVIVED, TOLD]
+
+    record(terminated(second))
+    record(killed(server, "worker killed (SIGKILL)", whole=False))
+    left = server.files()
+    third = start()
+    record(swept(third, left))
+    record(killed(third, "all processes killed (SIGKILL)", whole=True))
+
+
+def in_flight(server: FaultyServer, number: int, end: Callable) -> list[dict | None]:
+    """Ask for samples of a slow disk, and end the server in their midst."""
+    with (
+        ThreadPoolExecutor(number) as pool,
+        server.rules({"call": "pwrite", "ends": ".partial", "delay": 0.3}),
+    ):
+        asked = [pool.submit(server.ask, p) for p in server.known.prompts[:number]]
+        time.sleep(server.random.uniform(0.2, 1.0))
+        end()
+        return [one.result() for one in asked]
+
+
+def terminated(server: FaultyServer) -> Tally:
+    """SIGTERM: what was answered is completed, and the server leaves nothing else."""
+    others = set(server.files())
+    begun = time.monotonic()
+    answers = in_flight(server, 16, lambda: server.signal(signal.SIGTERM))
+    server.process.wait(60)
+    seconds = time.monotonic() - begun
+    outcomes = [server.fetch(answer, reason=False) for answer in answers]
+    left = [name for name in server.files() if name not in others]
+    complete = server.take_orphans()  # answered, and the answer did not arrive
+    assert [name for name in left if ".partial" in name] == []
+    assert set(complete) <= {SURVIVED} and server.files() == []
+    return count(
+        "SIGTERM", outcomes, f"ended after {seconds:.1f} s", orphans=len(complete)
+    )
+
+
+def killed(server: FaultyServer, fault: str, *, whole: bool) -> Tally:
+    """SIGKILL: whoever waits is told, and what is complete is right."""
+
+    def end() -> None:
+        if whole:
+            server.signal(signal.SIGKILL, whole=True)
+        else:
+            os.kill(server.worker(), signal.SIGKILL)
+
+    answers = in_flight(server, 16, end)
+    outcomes = [server.fetch(answer, reason=False) for answer in answers]
+    assert LOST not in outcomes and WRONG not in outcomes
+    return count(fault, outcomes)
+
+
+def swept(server: FaultyServer, left: list[str]) -> Tally:
+    """A start on the path of a killed server: leftovers go, complete files stay."""
+    complete = [name for name in left if name.endswith(".safetensors")]
+    stale = [n for n in left if ".partial" in n or n.removesuffix(".lock") not in left]
+    stale = [name for name in stale if name not in complete]
+    now = server.files()
+    assert [name for name in complete if name not in now] == []
+    assert [name for name in now if name in stale] == []
+    kept = server.take_orphans()
+    outcomes = [*kept, *server.samples(12)]
+    assert set(outcomes) == {SURVIVED}
+    note = f"{len(stale)} leftovers swept, {len(complete)} complete files kept"
+    return count("start on a killed server's path", outcomes, note, orphans=len(kept))
