@@ -69,10 +69,11 @@ def _opened(folder: str, *below: str, at: int | None = None) -> Iterator[int]:
     otherwise have a server remove files elsewhere.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    descriptor = os.open(folder, flags | (0 if at is None else os.O_NOFOLLOW), dir_fd=at)
+    strict = flags | os.O_NOFOLLOW
+    descriptor = os.open(folder, flags if at is None else strict, dir_fd=at)
     try:
         for name in below:
-            inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            inner = os.open(name, strict, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
         yield descriptor

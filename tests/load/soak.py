@@ -3,7 +3,8 @@
     python tests/load/soak.py --minutes 30                          # a tiny model, CPU
     python tests/load/soak.py --minutes 5 --model /models/llama-8b \
         --dtype bfloat16 --device cuda --port 8000 --clients 4 --concurrency 256 \
-        --longest 1024 --storage /dev/shm/soak --json soak.json -- --max-model-len 2048
+        --prompts 16 --longest 1024 --storage /dev/shm/soak --json soak.json \
+        -- --max-model-len 2048
 
 Runs in vLLM's environment with specshim installed, and needs no network. Exits with 0
 if all held, 1 if not, and prints a table either way.

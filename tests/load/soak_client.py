@@ -193,10 +193,11 @@ class Client:
         self._count("tokens", rows)
         # Every sample's first and last row of the prompt, of each 50th all of them.
         places = range(len(prompt)) if whole else (0, len(prompt) - 1)
-        expected = self._data["states"][index][list(places)][:, layer_ids].float()
+        kept = [self._data["layer_ids"].index(layer_id) for layer_id in layer_ids]
+        expected = self._data["states"][index][list(places)][:, kept].float()
         actual = states[list(places)].float()
         error = (actual - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
-        limit = self._data["limits" if whole else "row_limits"][layer_ids]
+        limit = self._data["limits" if whole else "row_limits"][kept]
         share = error / limit
         if not bool((share <= 1).all()):
             raise ValueError(f"{path} is wrong by {error.tolist()}")

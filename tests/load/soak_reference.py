@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
+
+from specshim import _vllm_facts as facts
 
 
 def make(
-    model: str, path: str, dtype: str, device: str, prompts: int, longest: int
+    model: str,
+    path: str,
+    dtype: str,
+    device: str,
+    prompts: int,
+    longest: int,
+    layer_ids: Sequence[int] | None = None,
 ) -> None:
     """Write them to ``path``, in a process of its own: memory of the GPU is free then.
 
-    ``states`` are in float32 for a float32 server, else in its dtype, which costs a
-    third of the least that is allowed; ``limits`` and ``row_limits`` are relative
-    errors by layer id, of all rows of a sample and of two of them.
+    ``states`` [tokens, layers, hidden] are of ``layer_ids`` (default: the launcher's),
+    in float32 for a float32 server, else in its dtype, which costs a third of the
+    least that is allowed. ``limits`` and ``row_limits`` are relative errors of these
+    layers, of all rows of a sample and of two of them.
     """
     import torch
 
@@ -28,13 +38,16 @@ def make(
     source = random.Random(0)
     ids = [[source.randrange(3, 400) for _ in range(longest)] for _ in range(prompts)]
     exact = compute_reference(model, ids, "float32", device=device)
-    states = [found.stream.transpose(0, 1) for found in exact]
-    layers = states[0].shape[1]
-    limits = torch.full((layers,), FLOAT32_RIGHT)
+    last = len(exact[0].stream) - 1
+    kept = sorted({*(layer_ids or facts.default_layer_ids(last)), last})
+    states = [found.stream[kept].transpose(0, 1).contiguous() for found in exact]
+    del exact
+    limits = torch.full((len(kept),), FLOAT32_RIGHT)
     row_limits = ROW_FACTOR * limits
     if dtype != "float32":
         half = compute_reference(model, ids[:16], dtype, device=device)
-        off = [h.stream.transpose(0, 1) - s for h, s in zip(half, states, strict=False)]
+        near = [found.stream[kept].transpose(0, 1) for found in half]
+        off = [n - s for n, s in zip(near, states, strict=False)]
         pairs = list(zip(off, states, strict=False))
         apart = torch.stack([_size(o, (0, 2)) / _size(s, (0, 2)) for o, s in pairs])
         rows = torch.cat([_size(o, 2) / _size(s, 2) for o, s in pairs])
@@ -44,7 +57,7 @@ def make(
         # Beginnings are shorter than what was measured, and one row may be far off.
         limits = torch.maximum(limits, row_limits)
         states = [state.to(getattr(torch, dtype)) for state in states]
-    data = {"prompts": ids, "states": states, "limits": limits}
+    data = {"prompts": ids, "states": states, "limits": limits, "layer_ids": kept}
     torch.save({**data, "row_limits": row_limits}, path)
 
 

@@ -27,7 +27,9 @@ LONGEST = 300
 def test_every_sample_that_the_dataset_asks_for_is_there_and_right(tmp_path, samples):
     model = ensure_tiny_model("gemma3", tmp_path / "models")  # a hybrid
     references = tmp_path / "references.pt"
-    soak_reference.make(str(model), str(references), "float32", "cpu", PROMPTS, LONGEST)
+    soak_reference.make(
+        str(model), str(references), "float32", "cpu", PROMPTS, LONGEST, LAYER_IDS
+    )
     command = [
         *(python_of("vllm-0.32.0"), "-m", "specshim.launch_vllm", str(model)),
         *("--hidden-states-path", str(tmp_path / "hs")),
@@ -37,7 +39,6 @@ def test_every_sample_that_the_dataset_asks_for_is_there_and_right(tmp_path, sam
     job = {
         "folder": str(tmp_path / "dataset"),
         "references": str(references),
-        "layer_ids": list(LAYER_IDS),
         "samples": samples,
         "workers": WORKERS,
     }

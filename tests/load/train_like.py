@@ -1,6 +1,6 @@
 """Runs in a speculators environment: its own dataset and data loader ask the server.
 
-Standard input: {"endpoint", "folder", "references", "layer_ids", "samples", "workers"};
+Standard input: {"endpoint", "folder", "references", "samples", "workers"};
 prints one line of JSON with what the training loop would have seen.
 """
 
@@ -42,8 +42,8 @@ def write_dataset(folder: Path, prompts: list[list[int]], samples: int) -> None:
 class Checker:
     """Takes packed batches apart and holds each document against its reference."""
 
-    def __init__(self, data: dict[str, Any], layer_ids: list[int]) -> None:
-        self._data, self._layer_ids = data, layer_ids
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
         self._known = {tuple(p[:4]): i for i, p in enumerate(data["prompts"])}
         self.right = self.wrong = self.dropped = 0
         self.worst = 0.0
@@ -61,7 +61,7 @@ class Checker:
         if index is None or ids != self._data["prompts"][index][: len(ids)]:
             self.wrong += 1
             return
-        states = self._data["states"][index][: len(ids), self._layer_ids]
+        states = self._data["states"][index][: len(ids)]
         actual = torch.cat(
             [
                 batch["hidden_states"][0][rows],
@@ -71,7 +71,7 @@ class Checker:
         ).view_as(states)
         error = (actual - states).norm(dim=(0, 2)) / states.norm(dim=(0, 2))
         self.worst = max(self.worst, float(error.max()))
-        right = bool((error <= self._data["limits"][self._layer_ids]).all())
+        right = bool((error <= self._data["limits"]).all())
         self.right += right
         self.wrong += not right
 
@@ -94,9 +94,9 @@ def main() -> None:
         PACKED,
         hidden_size=data["states"][0].shape[-1],
         num_workers=job["workers"],
-        num_target_layers=len(job["layer_ids"]) - 1,
+        num_target_layers=len(data["layer_ids"]) - 1,
     )
-    checker = Checker(data, job["layer_ids"])
+    checker = Checker(data)
     start = time.monotonic()
     for batch in loader:
         checker.batch(batch)
