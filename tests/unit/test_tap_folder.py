@@ -164,7 +164,9 @@ def test_no_descriptor_stays_open(hs):
     opened = sink(hs)
     for index in range(3):
         complete(opened.open(str(hs / "x" / str(index)), announced=True), index)
-    opened.open(str(hs / "b"), announced=True).abort()
+    aborted = opened.open(str(hs / "b"), announced=True)
+    aborted.abort()
+    aborted.discard()
     (hs / "c").mkdir()
     with pytest.raises(OSError):
         opened.open(str(hs / "c"), announced=True)
