@@ -28,7 +28,7 @@ DRIVER_TOOLS = (
     "pytest-xdist",
 )  # fmt: skip
 ENGINE_TESTS = (
-    "tests/e2e", "tests/load", "tests/contracts", "tests/drift",
+    "tests/e2e", "tests/load", "tests/contracts", "tests/drift", "tests/faults",
     "tests/process/test_in_vllm.py", "tests/launcher/test_real_parser.py",
 )  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")

@@ -58,8 +58,6 @@ class Folder:
                 # A client that is done with an earlier file may have removed the lock
                 # file between our open and our flock.
                 if self.names(name, descriptor):
-                    with suppress(OSError):  # the reason why an earlier sample failed
-                        os.ftruncate(descriptor, 0)
                     return descriptor
             except OSError:
                 os.close(descriptor)

@@ -15,6 +15,7 @@ from specshim.tap.folder import Folder, Storage
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
 _REASON_LIMIT = 2000  # bytes
+_KILLED = "the server ended before the sample was complete"
 _DTYPES = {
     "bfloat16": ("BF16", 2),
     "float16": ("F16", 2),
@@ -176,9 +177,11 @@ class FileWriter:
             self._folder.close()
             raise
         try:
+            if lock:  # what a waiting client finds where this process is killed
+                _say(self._lock_fd, _KILLED)
             self._folder.unlink(self._name)
             self._temporary, self._fd = self._folder.create_temporary()
-        except BaseException:
+        except BaseException:  # a server that stops raises SystemExit anywhere
             self.discard()
             raise
 
@@ -225,9 +228,8 @@ class FileWriter:
         A reader that knows nothing of it finds the lock free and no file.
         """
         if self._lock_fd >= 0:
-            text = memoryview(reason.encode("utf-8", "replace")[:_REASON_LIMIT])
-            with suppress(OSError):  # a disk that is full may not even take that
-                _write_all(self._lock_fd, text, 0)
+            with suppress(OSError):
+                _say(self._lock_fd, reason)
         self._unlock()
         self._folder.close()
 
@@ -255,6 +257,16 @@ class FileWriter:
         if descriptor >= 0:
             with suppress(OSError):
                 os.close(descriptor)
+
+
+def _say(descriptor: int, reason: str) -> None:
+    """Make ``reason`` the content of a lock file.
+
+    Its block is there from the start, so a disk that is full later takes a reason, too.
+    """
+    text = reason.encode("utf-8", "replace")[:_REASON_LIMIT]
+    _write_all(descriptor, memoryview(text), 0)
+    os.ftruncate(descriptor, len(text))
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

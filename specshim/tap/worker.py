@@ -187,7 +187,7 @@ class TapWorker:
                 )
                 started += 1
                 job.add_done_callback(left.one_done)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: a server that stops
             for sample, *_ in pieces[started:]:  # they never reached a writer
                 sample.piece_done(f"its rows could not be taken: {error}")
                 left.one_done(None)

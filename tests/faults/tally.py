@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 SURVIVED, TOLD, LOST, WRONG = "survived", "told", "lost", "wrong"
 
@@ -14,7 +18,7 @@ SURVIVED, TOLD, LOST, WRONG = "survived", "told", "lost", "wrong"
 class Tally:
     """Counts of samples; one line of the table.
 
-    ``told`` are those that failed or were aborted and whose client knows it: by a reason
+    ``told`` are those that failed or were aborted and whose client knows: by a reason
     in the response or in the lock file, by a closed connection, or by no file where the
     fault took the lock file away. ``lost`` are the others without a file, or
     with a wait that does not end. ``orphans`` are whole, right files whose clients had
@@ -29,9 +33,6 @@ class Tally:
     wrong: int
     orphans: int = 0
     note: str = ""
-
-    def assert_nothing_lost(self) -> None:
-        assert (self.lost, self.wrong) == (0, 0), self
 
 
 def count(fault: str, outcomes: Iterable[str], note: str = "", **more: int) -> Tally:
@@ -56,3 +57,27 @@ def table(tallies: Iterable[Tally]) -> list[str]:
         numbers[-1] = row[-1]
         lines.append("  ".join([row[0].ljust(len(first)), *numbers]).rstrip())
     return lines
+
+
+class Report:
+    """A pytest plugin: the table at the end, and ``faults.json`` in --basetemp."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "faults.json"
+        self._tallies: list[Tally] = []
+
+    def add(self, tally: Tally) -> Tally:
+        """One more line; afterwards assert that nothing was lost and nothing wrong."""
+        self._tallies.append(tally)
+        lines = [dataclasses.asdict(one) for one in self._tallies]
+        self._file.write_text(json.dumps(lines, indent=1))
+        assert (tally.lost, tally.wrong) == (0, 0), tally
+        return tally
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
+        """Called by pytest."""
+        terminalreporter.section("injected faults")
+        for line in table(self._tallies):
+            terminalreporter.write_line(line)
