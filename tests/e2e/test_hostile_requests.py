@@ -91,8 +91,11 @@ def attacked(tiny, tmp_path_factory) -> Iterator[Attacked]:
         yield case
         case.assert_sane()
         assert sorted(os.listdir(folder)) == sorted({*before, "hs"})
+        # vLLM's front end has tracebacks of its own for what it cannot encode.
         log = server.log.read_text(errors="replace")
-        assert "Traceback" not in log, log[log.index("Traceback") :][:4000]
+        ours = [x for x in log.splitlines() if 'File "' in x and "/specshim/" in x]
+        assert ours == []
+        assert "Logging error" not in log and "EngineDeadError" not in log
 
 
 def nested(depth: int) -> Any:
