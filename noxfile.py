@@ -28,7 +28,7 @@ DRIVER_TOOLS = (
     "pytest-xdist",
 )  # fmt: skip
 ENGINE_TESTS = (
-    "tests/e2e", "tests/contracts", "tests/drift", "tests/faults",
+    "tests/e2e", "tests/load", "tests/contracts", "tests/drift", "tests/faults",
     "tests/process/test_in_vllm.py", "tests/launcher/test_real_parser.py",
 )  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
@@ -84,6 +84,15 @@ def sources(session: nox.Session) -> None:
     variables = {"SPECSHIM_TEST_SOURCES": json.dumps(folders)}
     command = (str(python), "-m", "pytest", "-k", "read", "tests/drift")
     session.run(*command, *session.posargs, env=variables, external=True)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """A server under load for 30 minutes, ``-- --minutes N``: tests/load/soak.py."""
+    python = environment(session, DEMO)
+    install_specshim(session, python)
+    script = str(ROOT / "tests" / "load" / "soak.py")
+    session.run(str(python), script, *session.posargs, external=True)
 
 
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 
@@ -24,17 +25,24 @@ def read_config_file(
             "has; run this with that environment's python."
         )
     try:
+        if not os.path.isfile(path):  # a FIFO would have us wait
+            return [], f"--config {path} is not a file."
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError) as error:
-        return [], f"--config {path} cannot be read: {error}."
+    except RecursionError:
+        return [], f"--config {path} is nested too deeply."
     except yaml.YAMLError as error:
         return [], f"--config {path} is not valid YAML: {' '.join(str(error).split())}."
+    except (OSError, ValueError, OverflowError) as error:  # of a date, say
+        return [], f"--config {path} cannot be read: {error}."
     if not isinstance(content, dict):
         return [], f"--config {path} does not hold `option: value` lines."
     arguments: list[str] = []
     for key, value in content.items():
-        arguments += _arguments(f"--{key}", value, ignore_false=ignore_false)
+        try:
+            arguments += _arguments(f"--{key}", value, ignore_false=ignore_false)
+        except (TypeError, ValueError, RecursionError):  # what JSON cannot hold
+            return [], f"--config {path}: the value of {key} cannot be an argument."
     return arguments, None
 
 

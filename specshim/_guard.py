@@ -12,6 +12,9 @@ INTERRUPTED = 130
 
 def guarded(body: Callable[[], int]) -> int:
     """The exit status of ``body``; SPECSHIM_STRICT=1 lets its exceptions through."""
+    if getattr(sys.stdout, "errors", None) == "strict":
+        # A command may hold bytes that are no text; better shown escaped than not.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         status = body()
         sys.stdout.flush()

@@ -53,14 +53,18 @@ def sample_labels(
     }
 
 
+def temporary_name() -> str:
+    """A hidden name that no other file has."""
+    return f".{secrets.token_hex(16)}.partial"
+
+
 def temporary_beside(path: str) -> str:
     """A hidden name in the folder of ``path`` that no other file has."""
-    hidden = f".{secrets.token_hex(16)}.partial"
-    return os.path.join(os.path.dirname(path), hidden)
+    return os.path.join(os.path.dirname(path), temporary_name())
 
 
 def is_temporary(name: str) -> bool:
-    """Whether :func:`temporary_beside` may have made this name."""
+    """Whether :func:`temporary_name` may have made this name."""
     return re.fullmatch(r"\.[0-9a-f]{32}\.partial", name) is not None
 
 
@@ -87,7 +91,7 @@ def whole_file(path: str) -> Iterator[str]:
     folder's name, and by an flock that nobody holds any more.
     """
     folder = temporary_beside(path)
-    os.mkdir(folder)
+    os.mkdir(folder, 0o700)
     temporary = os.path.join(folder, "sample")
     descriptor = -1
     try:

@@ -45,7 +45,7 @@ def names_of(metadata: Mapping[str, str]) -> list[str]:
     """The model's name or path, and the names that the server gave it."""
     try:
         served = json.loads(metadata["served_model_name"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         served = []
     names = [metadata.get("model"), *(served if isinstance(served, list) else [])]
     return [name for name in names if isinstance(name, str) and name]
@@ -73,7 +73,7 @@ def layer_ids_of(metadata: Mapping[str, str]) -> tuple[int, ...] | None:
     """The layer ids that a header names, None where it names none that can be read."""
     try:
         found = json.loads(metadata["layer_ids"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     if not isinstance(found, list) or any(type(i) is not int for i in found):
         return None

@@ -20,6 +20,7 @@ _LAYOUT = {  # integers of the same width, and the magnitude that infinity has
     torch.float32: (torch.int32, 0x7F80_0000),
     torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
 }
+_IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PROBE = 8  # values
 _WHOLE_ROWS = 4  # that are read from end to end in any sample
 _SMALL = 1 << 20  # bytes; a sample up to this size is read whole
@@ -58,6 +59,8 @@ def shape_problem(
     if not isinstance(token_ids, torch.Tensor) or token_ids.dim() != 1:
         return "their token ids are not a tensor [tokens]"
     tokens = len(token_ids)
+    if tokens and token_ids.dtype not in _IDS:
+        return f"their token ids are of type {_name(token_ids)}"
     layers = sum(piece.shape[1] for piece in pieces)
     rows, hidden = pieces[0].shape[0], pieces[0].shape[2]
     if any(len(p) != rows or p.shape[2] != hidden for p in pieces):

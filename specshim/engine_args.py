@@ -93,7 +93,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value  # vLLM says what is wrong with it, better than we could
 
 

@@ -181,9 +181,10 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
         header = file.read(size) if size <= _MAX_HEADER else b""
     try:
         found = json.loads(header).get("__metadata__", {})
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return {}  # not safetensors; whoever loads it will say so
-    return found if isinstance(found, dict) else {}
+    known = found if isinstance(found, dict) else {}
+    return {key: value for key, value in known.items() if isinstance(value, str)}
 
 
 def current() -> Expected:

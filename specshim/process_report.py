@@ -145,7 +145,7 @@ def _reports(folder: Path) -> Iterator[ProcessReport]:
         try:
             data: dict[str, Any] = json.loads(path.read_text())
             yield ProcessReport(**{k: v for k, v in data.items() if k in known})
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             continue  # written by another release of specshim, or gone meanwhile
 
 

@@ -239,7 +239,7 @@ def _layer_ids(
     try:
         ids = json.loads(written)
         return tuple(int(layer_id) for layer_id in ids), "the files"
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CouldNotTell(
             f"The files' layer_ids {written!r} is no JSON list of numbers; name the "
             "layers with --layer-ids."

@@ -18,14 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.sampling_params import RequestOutputKind
 
-from specshim._storage import storage_problem
+from specshim._storage import storage_problem, storage_warning
 from specshim.patching import LEDGER
+from specshim.tap.folder import supports_locks
 from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
 from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.outlet import outlet_of, raise_file_limit
 from specshim.tap.samples import Samples, StepSamples
-from specshim.tap.sink import supports_locks
 from specshim.tap.worker import TapWorker
 
 if TYPE_CHECKING:
@@ -121,6 +121,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if problem is not None:
             raise TapRefused(problem)
         if role == KVConnectorRole.SCHEDULER:
+            warning = storage_warning(storage)
+            if warning:
+                logger.warning("specshim: %s", warning)
             removed = remove_leftovers(storage)
             if removed:
                 logger.info(
@@ -305,8 +308,7 @@ def _why() -> str:
     return f"its hook {LOADED_MODEL.id} is {entry.state}: {entry.reason}"
 
 
-def _parameters(sampling_params: Any) -> dict[str, Any]:
-    """A request's ``kv_transfer_params``; empty where it has none."""
+def _parameters(sampling_params: Any) -> object:
+    """A request's ``kv_transfer_params``, whatever the client gave; None: none."""
     extra = getattr(sampling_params, "extra_args", None) or {}
-    parameters = extra.get("kv_transfer_params")
-    return parameters if isinstance(parameters, dict) else {}
+    return extra.get("kv_transfer_params")

@@ -33,8 +33,9 @@ class FP8Sink(FileSink):
         dtype: str,
         metadata: Mapping[str, str],
         lock: bool = True,
+        storage: str | None = None,
     ) -> None:
-        super().__init__(slots, hidden, STORED, metadata, lock)
+        super().__init__(slots, hidden, STORED, metadata, lock, storage)
         self.utils = load("fp8", "fp8_utils", "SCALES_KEY", "quantize_tensor_to_fp8")
         self.row_shape = (slots, hidden)
         self.rows_dtype: torch.dtype = getattr(torch, dtype)

@@ -6,9 +6,10 @@ import logging
 import os
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from specshim._sample_files import HELD, hold, is_temporary, remove
+from specshim._sample_files import HELD, hold, is_temporary
 
 logger = logging.getLogger("vllm.specshim")
 
@@ -16,6 +17,8 @@ LOCK_SUFFIX = ".safetensors.lock"
 STALE_SECONDS = 10.0
 """Age of a lock file, free and without its file, from which on it is swept. Whoever
 comes later finds no file either way; the reason in it is for clients that wait."""
+
+_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 MOST_ENTRIES = 200_000
 """Names that are looked at; a storage folder may hold somebody's whole disk."""
@@ -30,9 +33,14 @@ def remove_leftovers(folder: str) -> int:
     is removed where flock does not work; no link is followed.
     """
     removed = seen = 0
-    folders = deque([folder])  # the upper ones first, where most files are
+    folders: deque[tuple[str, ...]] = deque([()])  # the upper ones first: most files
     while folders:
-        with suppress(OSError), os.scandir(folders.popleft()) as entries:
+        below = folders.popleft()
+        with (
+            suppress(OSError),
+            _opened(folder, *below) as here,
+            os.scandir(here) as entries,
+        ):
             for entry in entries:
                 seen += 1
                 if seen > MOST_ENTRIES:
@@ -45,64 +53,88 @@ def remove_leftovers(folder: str) -> int:
                     return removed
                 if entry.is_dir(follow_symlinks=False):
                     if is_temporary(entry.name):
-                        removed += _remove_folder(entry.path)
+                        removed += _remove_folder(entry.name, here)
                     else:
-                        folders.append(entry.path)
+                        folders.append((*below, entry.name))
                 elif entry.is_file(follow_symlinks=False):
-                    removed += _remove_file(entry)
+                    removed += _remove_file(entry.name, here)
     return removed
 
 
-def _remove_file(entry: os.DirEntry[str]) -> bool:
-    if is_temporary(entry.name):
-        return _remove_if_free(entry.path)
-    if not entry.name.endswith(LOCK_SUFFIX):
-        return False
-    if os.path.lexists(entry.path.removesuffix(".lock")):
-        return False  # complete; its reader will remove both
-    return _remove_if_free(entry.path, older_than=STALE_SECONDS)
+@contextmanager
+def _opened(folder: str, *below: str, at: int | None = None) -> Iterator[int]:
+    """A folder's descriptor; below it no link is followed, whenever it was planted.
 
-
-def _remove_if_free(path: str, older_than: float = 0.0) -> bool:
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    What is removed is named relative to it: who may write to the storage path could
+    otherwise have a server remove files elsewhere.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    strict = flags | os.O_NOFOLLOW
+    descriptor = os.open(folder, flags if at is None else strict, dir_fd=at)
     try:
-        descriptor = os.open(path, flags)
+        for name in below:
+            inner = os.open(name, strict, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _remove_file(name: str, here: int) -> bool:
+    if is_temporary(name):
+        return _remove_if_free(name, here)
+    if not name.endswith(LOCK_SUFFIX) or _exists(name.removesuffix(".lock"), here):
+        return False  # if complete, its reader will remove both
+    return _remove_if_free(name, here, older_than=STALE_SECONDS)
+
+
+def _remove_if_free(name: str, here: int, older_than: float = 0.0) -> bool:
+    try:
+        descriptor = os.open(name, _FILE, dir_fd=here)
     except OSError:  # somebody else's, or gone meanwhile
         return False
     try:
         # A writer looks again once it holds its file, so that none loses it here.
         if not hold(descriptor) or _age(os.fstat(descriptor)) < older_than:
             return False
-        remove(path)
-        return not os.path.lexists(path)
+        with suppress(OSError):
+            os.unlink(name, dir_fd=here)
+        return not _exists(name, here)
     finally:
         os.close(descriptor)
 
 
-def _remove_folder(path: str) -> bool:
+def _remove_folder(name: str, here: int) -> bool:
     """A folder in which the cache route writes one sample; it holds the file HELD."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(os.path.join(path, HELD), flags)
-    except FileNotFoundError:  # between two steps of a living writer, if it is young
-        if _age(os.stat(path, follow_symlinks=False)) < STALE_SECONDS:
-            return False
-        return _empty(path)
-    except OSError:
-        return False
-    try:
-        return hold(descriptor) and _empty(path)
-    finally:
-        os.close(descriptor)
+    with suppress(OSError), _opened(name, at=here) as inside:
+        try:
+            descriptor = os.open(HELD, _FILE, dir_fd=inside)
+        except FileNotFoundError:  # between two steps of a living writer, if young
+            young = _age(os.fstat(inside)) < STALE_SECONDS
+            return not young and _empty(name, here, inside)
+        try:
+            return hold(descriptor) and _empty(name, here, inside)
+        finally:
+            os.close(descriptor)
+    return False
 
 
-def _empty(path: str) -> bool:
+def _empty(name: str, here: int, inside: int) -> bool:
     """Remove a folder and the files in it; folders in it are not ours, and stay."""
     with suppress(OSError):
-        for name in os.listdir(path):
-            os.unlink(os.path.join(path, name))
-        os.rmdir(path)
-    return not os.path.lexists(path)
+        for file in os.listdir(inside):
+            os.unlink(file, dir_fd=inside)
+        os.rmdir(name, dir_fd=here)
+    return not _exists(name, here)
+
+
+def _exists(name: str, here: int) -> bool:
+    try:
+        os.stat(name, dir_fd=here, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _age(found: os.stat_result) -> float:

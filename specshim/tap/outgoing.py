@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from specshim.tap.places import shown
 from specshim.tap.samples import Opened
 from specshim.tap.sink import SampleWriter
 
@@ -114,9 +115,9 @@ class OutgoingSample:
             return
         self._failure = reason
         if self._discarded:
-            logger.debug(_NONE, self.request_id, reason)
+            logger.debug(_NONE, shown(self.request_id), reason)
         else:
-            logger.warning(_NONE, self.request_id, reason)
+            logger.warning(_NONE, shown(self.request_id), reason)
             self._on_failure(self._serial, reason)
 
     def tell(self) -> None:

@@ -76,6 +76,7 @@ class Outlet:
             dtype=str(taps.rows.dtype).removeprefix("torch."),
             metadata=sample_labels(self.config, self.layer_ids, "tap"),
             lock=self.locks,
+            storage=self.storage,
         )
 
     def settings(self, *, sync: bool) -> WorkerSettings:
@@ -122,10 +123,10 @@ def outlet_of(config: VllmConfig, layer_ids: tuple[int, ...]) -> Outlet:
 
 
 def raise_file_limit(max_num_seqs: int) -> None:
-    """Each open sample has two descriptors; only vLLM's API server raises the limit."""
+    """A sample has three descriptors; vLLM raises only the limit of its API server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = resource.RLIM_INFINITY
-    needed = 2 * max_num_seqs + 512
+    needed = 3 * max_num_seqs + 512
     if hard != infinite and hard < needed:
         logger.warning(
             "specshim: %d requests at a time may need %d open files, and the limit is "

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 _NAME_LIMIT = 200  # file names end at 255 bytes; suffixes need room
+_PATH_LIMIT = 1000  # bytes; a path ends at 4,096, and every folder on it is one to make
+_OURS = (".lock", ".partial", ".error")  # names that the protocol gives its own files
+_CUSTOM_NAME_LIMIT = 255 - max(map(len, _OURS))
+_SHOWN = 100  # characters of a client's text that go into a log line or an answer
 _REASON_LIMIT = 900  # paths end at 4,096 bytes
 
 NOWHERE: Final = "/dev/null/no hidden states: "
@@ -90,18 +94,48 @@ def file_name(request_id: str) -> str:
     return f"{clean}.safetensors"
 
 
+def shown(text: str) -> str:
+    """A client's text for one line of a log: printable ASCII, and not too long."""
+    escaped = ascii(text[: _SHOWN + 1])[1:-1]
+    return escaped if len(escaped) <= _SHOWN else f"{escaped[:_SHOWN]}..."
+
+
 def custom_path(storage: str, asked: object) -> str:
     """The real path of a client's ``hidden_states_path``; it must lie in ``storage``.
+
+    Links are resolved, so that one which leads out of ``storage`` is seen here. What
+    changes later is refused by :class:`specshim.tap.folder.Storage`.
 
     Raises:
         ValueError: it does not; the message is for the client.
     """
     root = os.path.realpath(storage)
-    if not isinstance(asked, str) or "\0" in asked or not asked:
+    if not isinstance(asked, str) or not asked:
         raise ValueError("hidden_states_path must be a file path")
+    if not asked.isprintable():  # NUL, line ends, half a character
+        raise ValueError("hidden_states_path holds a character that cannot be printed")
+    if len(asked) > len(root) + _PATH_LIMIT:  # before anything walks along it
+        raise ValueError(f"hidden_states_path is longer than {_PATH_LIMIT} bytes")
     path = os.path.realpath(os.path.join(root, asked))
     if os.path.commonpath([root, path]) != root or path == root:
         raise ValueError(f"hidden_states_path must lie below the storage path {root}")
-    if os.path.isdir(path):
+    _check_names(os.path.relpath(path, root))
+    if asked.endswith("/") or os.path.isdir(path):
         raise ValueError("hidden_states_path is a folder")
     return path
+
+
+def _check_names(path: str) -> None:
+    if len(os.fsencode(path)) > _PATH_LIMIT:
+        raise ValueError(f"hidden_states_path is longer than {_PATH_LIMIT} bytes")
+    for name in path.split("/"):
+        if len(os.fsencode(name)) > _CUSTOM_NAME_LIMIT:
+            raise ValueError(
+                f"hidden_states_path has a name of more than {_CUSTOM_NAME_LIMIT} "
+                f"bytes: {shown(name)}"
+            )
+        if name.lower().endswith(_OURS):
+            raise ValueError(
+                f"hidden_states_path has a name that ends in {', '.join(_OURS[:-1])} "
+                f"or {_OURS[-1]}, which the server gives files of its own"
+            )

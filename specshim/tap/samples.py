@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specshim.tap.places import Places
+from specshim.tap.places import Places, shown
 
 logger = logging.getLogger("vllm.specshim")
 
@@ -61,10 +61,11 @@ class StepSamples:
 # One HTTP completion request with several prompts becomes cmpl-X-0, cmpl-X-1, ... (with
 # a random suffix in later releases); n > 1 becomes 0_X, 1_X, ... The client is told one
 # path, the first prompt's (vLLM's completion endpoint and ParentRequest, all releases).
-_CHOICE = re.compile(r"(?P<index>\d+)_(?P<rest>.+)")
+# X comes from the client where it sends a header X-Request-Id, and may be anything.
+_CHOICE = re.compile(r"(?P<index>[0-9]+)_(?P<rest>.+)", re.DOTALL)
 _PROMPT = (
-    re.compile(r"(?P<head>cmpl-.+)-(?P<index>\d+)-[0-9a-f]{8}"),
-    re.compile(r"(?P<head>cmpl-.+)-(?P<index>\d+)"),
+    re.compile(r"(?P<head>cmpl-.*)-(?P<index>[0-9]+)-[0-9a-f]{8}", re.DOTALL),
+    re.compile(r"(?P<head>cmpl-.*)-(?P<index>[0-9]+)", re.DOTALL),
 )
 _OF_THE_SERVER = ("cmpl-", "chatcmpl-")
 
@@ -92,16 +93,25 @@ class Siblings:
         prompt = next((m for p in _PROMPT if (m := p.fullmatch(rest))), None)
         if choice is None and prompt is None:
             return None
-        call = prompt["head"] if prompt else rest
-        if not any(int(match["index"]) for match in (choice, prompt) if match):
-            self._firsts[call] = request_id
-            if len(self._firsts) > _REMEMBERED:
-                self._firsts.popitem(last=False)
+        later_prompt = prompt is not None and prompt["index"].strip("0") != ""
+        later_choice = choice is not None and choice["index"].strip("0") != ""
+        # Choices share all but their number. Prompts of one call have only the head in
+        # common, which another client may have chosen too: of those nothing is told.
+        call = prompt["head"] if prompt and later_prompt else rest
+        if not later_prompt and not later_choice:
+            for key in {rest, prompt["head"] if prompt else rest}:
+                self._remember(key, request_id)
             return None
         if call in self._firsts:
             return self._firsts[call]
         # An id that a caller of AsyncLLM chose may look like one of n > 1.
         return "" if rest.startswith(_OF_THE_SERVER) else None
+
+    def _remember(self, call: str, first: str) -> None:
+        self._firsts[call] = first
+        self._firsts.move_to_end(call)
+        if len(self._firsts) > _REMEMBERED:
+            self._firsts.popitem(last=False)
 
 
 @dataclass
@@ -143,7 +153,7 @@ class Samples:
         request_id: str,
         token_ids: Sequence[int] | None,
         prompt_rows: int,
-        parameters: dict[str, Any],
+        parameters: object,
         *,
         streamed: bool = False,
     ) -> None:
@@ -153,7 +163,7 @@ class Samples:
             request_id: the engine's id.
             token_ids: of the prompt; None for prompt embeddings.
             prompt_rows: length of the prompt.
-            parameters: the request's ``kv_transfer_params``.
+            parameters: the request's ``kv_transfer_params``, whatever they are.
             streamed: the output is sent piece by piece; the HTTP endpoints cannot tell
                 the path then, whereas callers of AsyncLLM are told.
         """
@@ -164,32 +174,16 @@ class Samples:
         if first is not None:
             self._shared[request_id] = first
             return
-        with_output = bool(parameters.get("include_output_tokens", False))
-        sample = _Sample("", prompt_rows, with_output, token_ids is not None)
-        asked = parameters.get("hidden_states_path")
-        if request_id in self._sessions:
-            sample.failure = (
-                "the request is a session whose prompt comes piece by piece (streaming "
-                "input), of which there is no one sample; send each prompt whole"
+        sample = _Sample("", prompt_rows, False, token_ids is not None)
+        try:
+            known = _mapping(parameters)
+            sample.with_output = _with_output(known)
+            self._refuse_untellable(
+                request_id, known, streamed=streamed, of_several=of_several
             )
-        elif of_several:
-            sample.failure = (
-                "with data parallelism the choices of one call (n > 1) are computed "
-                "by several engines, of which the response can name no one's sample; "
-                "ask for n = 1"
-            )
-        elif with_output and self._sync:
-            sample.failure = (
-                "include_output_tokens needs the lock protocol; the server runs with "
-                "sync, which completes samples before the last token is known"
-            )
-        elif streamed and asked is None and request_id.startswith(_OF_THE_SERVER):
-            sample.failure = "streamed responses cannot tell where the sample is"
-        else:
-            try:
-                sample.path = self._places.choose(request_id, parameters)
-            except ValueError as error:
-                sample.failure = str(error)
+            sample.path = self._places.choose(request_id, known)
+        except ValueError as error:
+            sample.failure = str(error)
         others = self._samples.values()
         if sample.failure is None and any(s.path == sample.path for s in others):
             sample.failure = f"another request in flight writes to {sample.path}"
@@ -199,10 +193,39 @@ class Samples:
         else:
             self._step.opened[request_id] = Opened(
                 path=sample.path,
-                rows=None if with_output else prompt_rows,
+                rows=None if sample.with_output else prompt_rows,
                 token_ids=tuple(token_ids or ()),
                 serial=sample.serial,
             )
+
+    def _refuse_untellable(
+        self,
+        request_id: str,
+        asked: Mapping[str, Any],
+        *,
+        streamed: bool,
+        of_several: bool,
+    ) -> None:
+        """Raise a ValueError where no response could name the sample."""
+        if request_id in self._sessions:
+            raise ValueError(
+                "the request is a session whose prompt comes piece by piece (streaming "
+                "input), of which there is no one sample; send each prompt whole"
+            )
+        if of_several:
+            raise ValueError(
+                "with data parallelism the choices of one call (n > 1) are computed "
+                "by several engines, of which the response can name no one's sample; "
+                "ask for n = 1"
+            )
+        if self._sync and _with_output(asked):
+            raise ValueError(
+                "include_output_tokens needs the lock protocol; the server runs with "
+                "sync, which completes samples before the last token is known"
+            )
+        named = asked.get("hidden_states_path") is not None
+        if streamed and not named and request_id.startswith(_OF_THE_SERVER):
+            raise ValueError("streamed responses cannot tell where the sample is")
 
     def is_session(self, request_id: str) -> None:
         """The request, not scheduled yet, is one whose prompt is sent in pieces."""
@@ -315,5 +338,24 @@ class Samples:
         return ended
 
 
+def _mapping(parameters: object) -> Mapping[str, Any]:
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, Mapping):
+        raise ValueError(
+            f"kv_transfer_params must be an object, not {type(parameters).__name__}"
+        )
+    return parameters
+
+
+def _with_output(parameters: Mapping[str, Any]) -> bool:
+    asked = parameters.get("include_output_tokens")
+    if asked is None or isinstance(asked, bool):
+        return bool(asked)
+    raise ValueError(
+        f"include_output_tokens must be true or false, not {type(asked).__name__}"
+    )
+
+
 def _log(request_id: str, reason: str) -> None:
-    logger.warning("No hidden states for request %s: %s", request_id, reason)
+    logger.warning("No hidden states for request %s: %s", shown(request_id), reason)

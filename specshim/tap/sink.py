@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specshim._sample_files import hold, temporary_beside
+from specshim.tap.folder import Folder, Storage
 
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
@@ -76,10 +73,6 @@ class Sink(Protocol):
         """
 
 
-class LockUnsupported(OSError):
-    """The file system has no flock, so a client could not wait for the file."""
-
-
 @dataclass(frozen=True)
 class Tail:
     """A tensor that follows the rows of a file: a name and what safetensors needs."""
@@ -99,6 +92,7 @@ class FileSink:
         lock: hold ``<path>.lock`` (flock) while a file is incomplete, as vLLM's
             connector has done since 0.22; the clients of speculators 0.6 to 0.9 wait
             on it.
+        storage: the folder that all files lie below; None trusts the folder of each.
     """
 
     slow = False
@@ -110,6 +104,7 @@ class FileSink:
         dtype: str,
         metadata: Mapping[str, str],
         lock: bool = True,
+        storage: str | None = None,
     ) -> None:
         self._dtype, itemsize = _DTYPES[dtype]
         self.row_bytes = slots * hidden * itemsize
@@ -122,8 +117,14 @@ class FileSink:
         self._shape = [slots, hidden]
         self._metadata = dict(metadata)
         self._lock = lock
+        self._storage = None if storage is None else Storage(storage)
         room = len(self.header(2**40)) + 8 + _TAILS
         self.base = -(-room // _PAGE) * _PAGE
+
+    def folder_of(self, path: str) -> Folder:
+        """The folder of a file, opened; OSError where that is not safe."""
+        storage = self._storage or Storage(os.path.dirname(path))
+        return storage.open(path)
 
     def header(self, rows: int, tails: Sequence[Tail] = ()) -> bytes:
         """The JSON header for ``rows`` rows and what follows them; unpadded."""
@@ -162,18 +163,24 @@ class FileWriter:
     def __init__(self, sink: FileSink, path: str, *, lock: bool) -> None:
         self._sink = sink
         self._path = path
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._name = os.path.basename(path)
+        self._lock_name = f"{self._name}.lock"
         self._temporary = ""
         self._complete: os.stat_result | None = None
         self._locks = lock
-        self._lock_fd = _create_lock(f"{path}.lock") if lock else -1
-        self._fd = -1
+        self._lock_fd = self._fd = -1
+        self._folder = sink.folder_of(path)
+        try:
+            if lock:
+                self._lock_fd = self._folder.lock(self._lock_name)
+        except BaseException:
+            self._folder.close()
+            raise
         try:
             if lock:  # what a waiting client finds where this process is killed
                 _say(self._lock_fd, _KILLED)
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            self._temporary, self._fd = _create_temporary(path)
+            self._folder.unlink(self._name)
+            self._temporary, self._fd = self._folder.create_temporary()
         except BaseException:  # a server that stops raises SystemExit anywhere
             self.discard()
             raise
@@ -203,16 +210,17 @@ class FileWriter:
         start = struct.pack("<Q", size) + header.ljust(size)
         _write_all(self._fd, memoryview(start), 0)
         self._close()  # some file systems report a failed write only here
-        found = os.stat(self._temporary)
-        os.rename(self._temporary, self._path)
+        found = self._folder.stat(self._temporary)
+        self._folder.rename(self._temporary, self._name)
         self._complete = found
         self._unlock()
+        self._folder.close()
 
     def abort(self) -> None:
         """Remove the temporary file; a client that knows the path still waits."""
         with suppress(OSError):
             self._close()
-        _remove(self._temporary)
+        self._folder.remove(self._temporary)
 
     def report(self, reason: str) -> None:
         """Leave the reason in the lock file, which its reader removes, and let go.
@@ -223,18 +231,21 @@ class FileWriter:
             with suppress(OSError):
                 _say(self._lock_fd, reason)
         self._unlock()
+        self._folder.close()
 
     def discard(self) -> None:
         """Remove the complete file, unless another took its name, and the lock."""
-        if self._complete is not None and _is_unchanged(self._path, self._complete):
-            _remove(self._path)
-        lock = f"{self._path}.lock"
-        if self._lock_fd < 0:
-            if self._locks:
-                _remove_free_lock(lock)
-        elif _is_at(lock, os.fstat(self._lock_fd)):
-            _remove(lock)
+        with suppress(OSError):
+            if self._folder.closed:
+                self._folder = self._sink.folder_of(self._path)
+            if self._complete is not None:
+                self._folder.remove_unchanged(self._name, self._complete)
+            if self._lock_fd >= 0:
+                self._folder.remove_same(self._lock_name, self._lock_fd)
+            elif self._locks:
+                self._folder.remove_free_lock(self._lock_name)
         self._unlock()
+        self._folder.close()
 
     def _close(self) -> None:
         descriptor, self._fd = self._fd, -1  # never twice: numbers are used again
@@ -246,99 +257,6 @@ class FileWriter:
         if descriptor >= 0:
             with suppress(OSError):
                 os.close(descriptor)
-
-
-def _is_unchanged(path: str, found: os.stat_result) -> bool:
-    """Whether ``path`` names the file that was ``found``, though it is not open.
-
-    The number of a file that is gone is given to the next one.
-    """
-    with suppress(OSError):
-        now = os.stat(path, follow_symlinks=False)
-        return os.path.samestat(now, found) and now.st_mtime_ns == found.st_mtime_ns
-    return False
-
-
-def _is_at(path: str, found: os.stat_result) -> bool:
-    """Whether ``path`` names the open file that was ``found``."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), found)
-    except OSError:
-        return False
-
-
-def _remove_free_lock(path: str) -> None:
-    """Remove a lock file of ours that nobody has taken since."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError):
-        descriptor = os.open(path, flags)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-        finally:
-            os.close(descriptor)
-
-
-def _create_temporary(path: str) -> tuple[str, int]:
-    """A new file beside ``path``, held so that no other server sweeps it away."""
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:
-        temporary = temporary_beside(path)
-        descriptor = os.open(temporary, flags, 0o644)
-        if not hold(descriptor) or _is_at(temporary, os.fstat(descriptor)):
-            return temporary, descriptor
-        os.close(descriptor)  # swept between its creation and our flock
-
-
-def _remove(path: str) -> None:
-    """Remove a file if that is possible.
-
-    A file system that fails here has failed the sample already, or keeps a file that
-    nobody is told of; neither may stop the server.
-    """
-    with suppress(OSError):
-        os.unlink(path)
-
-
-def _create_lock(path: str) -> int:
-    """Create and hold a lock file, as the stock connector does.
-
-    Raises:
-        LockUnsupported: flock fails for another reason than that it is held.
-        OSError: it is held by another process, or the file cannot be created.
-    """
-    flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:
-        created = not os.path.lexists(path)
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno == errno.EWOULDBLOCK:
-                text = f"{path} is locked by another process"
-                raise OSError(error.errno, text) from None
-            if created:
-                _remove(path)
-            text = f"flock on {path}: {error.strerror}"
-            raise LockUnsupported(error.errno, text) from None
-        # A client that is done with an earlier file may have removed the lock file
-        # between our open and our flock.
-        if _is_at(path, os.fstat(descriptor)):
-            return descriptor
-        os.close(descriptor)
-
-
-def supports_locks(folder: str) -> bool:
-    """Whether ``flock`` works on files in ``folder``, which must be writable."""
-    path = os.path.join(folder, f".{secrets.token_hex(16)}.lock")
-    try:
-        os.close(_create_lock(path))
-    except LockUnsupported:
-        return False
-    finally:
-        _remove(path)
-    return True
 
 
 def _say(descriptor: int, reason: str) -> None:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
 from specshim.tap.outgoing import Job, OutgoingSample
+from specshim.tap.places import shown
 from specshim.tap.rows import RowsUnknown, batch_rows
 from specshim.tap.samples import Closed, Opened, StepSamples
 from specshim.tap.sink import Sink
@@ -100,7 +101,7 @@ class TapWorker:
             writer = self._sink.open(
                 opened.path, announced=not self._settings.sync, rows=opened.rows
             )
-        except OSError as error:
+        except Exception as error:  # whatever it is, the server lives
             self._refuse(request_id, opened, str(error))
             return
         run = self._run_later if self._sink.slow else _run_now
@@ -108,7 +109,8 @@ class TapWorker:
         self._samples[request_id] = self._by_path[opened.path] = sample
 
     def _refuse(self, request_id: str, opened: Opened, reason: str) -> None:
-        logger.warning("No hidden states for request %s: %s", request_id, reason)
+        name = shown(request_id)
+        logger.warning("No hidden states for request %s: %s", name, reason)
         self._note_failure(opened.serial, reason)
 
     def _note_failure(self, serial: int, reason: str) -> None:

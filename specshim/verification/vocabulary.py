@@ -55,7 +55,7 @@ def _tokenizer_ids(folder: Path) -> tuple[set[int], set[int]]:
         content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         added = {int(entry["id"]) for entry in content.get("added_tokens", ())}
         vocabulary = content["model"]["vocab"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set(), set()
     if isinstance(vocabulary, Mapping):  # WordLevel, BPE
         return added | {int(token_id) for token_id in vocabulary.values()}, added

@@ -192,6 +192,18 @@ CONTRACTS = (
         _vllm("0.22.1", "0.24.0", "0.32.0"),
     ),
     Contract(
+        "request_ids_as_paths",
+        ("request-ids-as-paths",),
+        "the engine ends",
+        _vllm("0.20.1", "0.22.1"),
+    ),
+    Contract(
+        "request_ids_as_paths",
+        ("request-ids-as-paths",),
+        "written elsewhere",
+        _vllm("0.24.0", "0.32.0"),
+    ),
+    Contract(
         "inproc_never_flushed",
         ("inproc-never-flushed",),
         "never written",

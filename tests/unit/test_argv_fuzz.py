@@ -21,6 +21,14 @@ FLAGS = [
 VALUES = [
     "{}",
     '{"kv_role": "kv_both"}',
+    '{"kv_connector_extra_config": {"shared_storage_path": ["a"], "sync": {"b": 1}}}',
+    '{"kv_connector_extra_config": "{}", "kv_connector": null}',
+    '{"method": "extract_hidden_states", "draft_model_config": {"hf_config": []}}',
+    '{"a":' * 3000,
+    "\udcff",
+    "nan",
+    "[]",
+    "9" * 5000,
     '{"specshim": 1}',
     "1",
     "2",
@@ -31,7 +39,10 @@ VALUES = [
 ]
 KNOWN = st.builds(
     lambda flag, dash, end: flag.replace("-", dash).replace("__", "--", 1) + end,
-    st.sampled_from(FLAGS),
+    # abbreviated, too: argparse takes what is not ambiguous
+    st.sampled_from(FLAGS).flatmap(
+        lambda flag: st.integers(3, len(flag) + 9).map(lambda end: flag[:end])
+    ),
     st.sampled_from("-_"),
     st.sampled_from(["", "", "", "=1", "={}", ".a", ".a.b=2", ".a+", "=", "."]),
 )

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,27 @@ def test_no_room_for_a_report_stops_nobody(
     process_report.publish()
     process_report.sweep()
     assert process_report.read_reports() == ()
+
+
+@pytest.mark.parametrize("planted", ["link", "foreign", "file", "dangling"])
+def test_what_somebody_else_planted_in_a_shared_folder_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    monkeypatch.delenv(process_report.VARIABLE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(_serving.VARIABLE, f"tap:{os.getpid()}:")
+    ours, place = tmp_path / "ours", tmp_path / f"specshim-{os.getuid()}"
+    ours.mkdir(mode=0o700)
+    if planted == "foreign":
+        place.mkdir(mode=0o700)
+        monkeypatch.setattr(os, "getuid", lambda: 4242)
+        place.rename(tmp_path / "specshim-4242")
+    elif planted == "file":
+        place.write_text("x")
+    else:
+        place.symlink_to(ours if planted == "link" else tmp_path / "nowhere")
+    process_report.publish()
+    assert process_report.read_reports() == ()
+    left = {p.name for p in tmp_path.rglob("*")}
+    assert not [name for name in left if name.endswith((".json", ".new"))]
+    assert "nowhere" not in left

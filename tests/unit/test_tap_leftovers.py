@@ -155,3 +155,24 @@ def test_without_flock_nobody_knows_and_nothing_is_removed(tmp_path, monkeypatch
 
 def test_a_folder_that_is_not_there_is_no_error(tmp_path):
     assert remove_leftovers(str(tmp_path / "none")) == 0
+
+
+def test_a_folder_swapped_for_a_link_during_the_sweep(tmp_path, monkeypatch):
+    """As somebody could do who may write to the storage path."""
+    elsewhere, hs = tmp_path / "elsewhere", tmp_path / "hs"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    planted = hs / f".{'0' * 32}.partial"
+    planted.mkdir(parents=True)
+    os.utime(planted, (0, 0))
+    real = os.open
+
+    def swapping(path, flags, *args, **options):
+        if str(path).endswith(leftovers.HELD):
+            planted.rename(hs / "moved")
+            planted.symlink_to(elsewhere)
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", swapping)
+    leftovers.remove_leftovers(str(hs))
+    assert os.listdir(elsewhere) == ["precious"]

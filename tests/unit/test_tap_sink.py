@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 from safetensors.torch import load_file
 
-from specshim.tap.sink import FileSink, supports_locks
+from specshim.tap.folder import supports_locks
+from specshim.tap.sink import FileSink
 
 
 def sink(dtype: str = "float32", **options: object) -> FileSink:
@@ -109,7 +110,7 @@ def test_a_file_system_that_refuses_to_remove_does_not_stop_the_server(
 ):
     writer = sink().open(str(tmp_path / "a"), announced=True)
 
-    def read_only(*args):
+    def read_only(*args, **options):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "unlink", read_only)

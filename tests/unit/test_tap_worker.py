@@ -96,6 +96,18 @@ def test_chunks_of_several_requests_in_any_batch_order(engine):
     check(engine, "a", 9), check(engine, "b", 7), check(engine, "c", 3)
 
 
+@pytest.mark.parametrize("name", ["n\0", "x" * 300, "d/" * 3000 + "x"])
+def test_a_path_that_cannot_be_opened_fails_its_sample_alone(engine, name):
+    before = os.listdir("/proc/self/fd")
+    bad = Opened(engine.path(name), 4, (0, 1, 2, 3))
+    engine.step(
+        {"a": (0, 4), "bad": (0, 4)}, opened={"bad": bad, **engine.open("a", 4)}
+    )
+    assert engine.finish()[:1] == ["a"]
+    check(engine, "a", 4)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_output_rows_are_kept_until_the_size_is_known(engine):
     engine.step({"a": (0, 4)}, opened=engine.open("a", None))
     engine.step({"a": (4, 1)})
@@ -161,10 +173,10 @@ def test_an_abort_while_the_last_rows_are_being_written_leaves_nothing(
     reached, go_on = threading.Event(), threading.Event()
     rename = os.rename
 
-    def slow(source, target):
+    def slow(source, target, **options):
         reached.set()
         go_on.wait(5)
-        rename(source, target)
+        rename(source, target, **options)
 
     monkeypatch.setattr(os, "rename", slow)
     engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
@@ -179,7 +191,7 @@ def test_the_end_of_a_sample_in_a_slow_store_does_not_hold_up_the_forward(
     engine, monkeypatch
 ):
     go_on, rename = threading.Event(), os.rename
-    monkeypatch.setattr(os, "rename", lambda *a: (go_on.wait(20), rename(*a)))
+    monkeypatch.setattr(os, "rename", lambda *a, **o: (go_on.wait(20), rename(*a, **o)))
     engine.worker._sink.slow = True
     engine.step({"a": (0, 4)}, opened=engine.open("a", None))
     engine.step({}, closed={"a": Closed(4, (0, 1, 2, 3))})  # returns at once
@@ -253,7 +265,7 @@ def test_an_id_that_ends_and_comes_again_in_one_step_is_a_new_sample(engine, end
 def test_a_path_that_stays_in_use_fails_the_new_sample(tmp_path, monkeypatch, caplog):
     engine = Engine(tmp_path, path_wait_seconds=0.1)
     go_on, rename = threading.Event(), os.rename
-    monkeypatch.setattr(os, "rename", lambda *a: (go_on.wait(20), rename(*a)))
+    monkeypatch.setattr(os, "rename", lambda *a, **o: (go_on.wait(20), rename(*a, **o)))
     engine.step({"old": (0, 4)}, opened={"old": at(engine, "a", 4)})
     within(
         5,
@@ -272,10 +284,10 @@ def test_an_aborted_sample_is_gone_before_its_path_is_used_again(engine, monkeyp
     reached, go_on = threading.Event(), threading.Event()
     rename, unlink = os.rename, os.unlink
 
-    def slow_rename(source, target):
+    def slow_rename(source, target, **options):
         reached.set()
         go_on.wait(5)
-        rename(source, target)
+        rename(source, target, **options)
 
     def slow_unlink(path, **options):
         if threading.current_thread().name.startswith("specshim-writer"):
@@ -319,11 +331,11 @@ def test_a_failed_rename_closes_no_descriptor_of_somebody_else(engine, monkeypat
     closed, close = [], os.close
     monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), close(fd)))
     monkeypatch.setattr(
-        os, "rename", lambda *a: (_ for _ in ()).throw(OSError(21, "x"))
+        os, "rename", lambda *a, **o: (_ for _ in ()).throw(OSError(21, "x"))
     )
     engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
     assert engine.finish() == []
-    assert len(closed) == len(set(closed)) == 2  # the data and the lock
+    assert len(closed) == len(set(closed)) == 3  # the data, the lock and their folder
 
 
 def test_shutdown_completes_what_is_covered_and_drops_the_rest(engine):
