@@ -31,6 +31,11 @@ PATCH = Patch(
         "server answered that it has no states of one prompt, or failed to write them, "
         "and the client of 0.5 loads the file outside of what it guards."
     ),
+    see=(
+        "The run ends with a FileNotFoundError that names a safetensors file of the "
+        "server's. With the patch a warning names the sample and the server's reason, "
+        "and training goes on with the next one."
+    ),
     upstream=(),
     affects=SpecifierSet(">=0.5.0,<0.6.0"),
     targets=(

@@ -85,7 +85,7 @@ def test_spellings(line: str, expected: dict[str, Any]) -> None:
         ("--config a.yaml --config b.yaml", "--config is given more than once"),
         ("--config", "--config has no file name"),
         ("--config none.json", "is not a .yaml file"),
-        ("--config none.yaml", "--config none.yaml cannot be read"),
+        ("--config none.yaml", "--config none.yaml is not a file"),
     ],
 )
 def test_problems(line: str, sentence: str) -> None:
