@@ -181,7 +181,7 @@ CONTRACTS = (
     ),
     Contract(
         "full_disk",
-        ("full-disk-stops-engine", "half-written-files"),
+        ("full-disk-stops-engine",),
         "safetensors._safetensors_rust.SafetensorError",  # the error leaves the forward
         _vllm("0.20.1"),
     ),

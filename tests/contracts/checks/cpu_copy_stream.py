@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from stock_server import stock_arguments
 from vllm.config import KVTransferConfig
+from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (
     example_hidden_states_connector as stock,
 )
@@ -27,6 +28,7 @@ def main() -> None:
     transfer = KVTransferConfig(**arguments.pop("kv_transfer_config"))
     config = EngineArgs(kv_transfer_config=transfer, **arguments).create_engine_config()
     config.cache_config.block_size = BLOCK
+    parallel_state.get_tensor_model_parallel_rank = lambda: 0  # there is no group here
     worker = stock.ExampleHiddenStatesConnector(config, KVConnectorRole.WORKER, None)
 
     states = torch.randn(TOKENS, LAYERS, HIDDEN)
