@@ -30,7 +30,7 @@ from tally import SURVIVED, TOLD, Report, Tally, count
 
 from specshim.tiny import ensure_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.envs]
+pytestmark = [pytest.mark.e2e, pytest.mark.envs, pytest.mark.extended]
 Record = Callable[[Tally], Tally]
 
 RELEASES = [
