@@ -53,7 +53,7 @@ def tests(session: nox.Session) -> None:
     # What measures time runs alone; real engines, which mostly wait for one core's
     # imports and compilers, run two at a time.
     alone = [f"--ignore={path}" for path in ENGINE_TESTS]
-    pairs = ["-n", "2", "--dist", "loadgroup", "--durations=40", *ENGINE_TESTS]
+    pairs = ["-n", "2", "--dist", "loadfile", "--durations=40", *ENGINE_TESTS]
     for arguments in [session.posargs] if session.posargs else [alone, pairs]:
         session.run(
             str(driver), "-m", "pytest", *arguments, env=variables, external=True

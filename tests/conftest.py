@@ -22,13 +22,6 @@ ROOT = Path(__file__).parent.parent
 VARIABLE = "SPECSHIM_TEST_ENVS"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run two at a time, tests that share a server or a process stay together."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-
-
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH with this tree installed, metadata included."""

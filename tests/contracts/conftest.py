@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares a process comes together, after all else."""
 
     def group(item: pytest.Item) -> str:
-        mark = item.get_closest_marker("xdist_group")
+        mark = item.get_closest_marker("bench")
         ours = item.path.parent == Path(__file__).parent
         return str(mark.args[0]) if ours and mark else ""
 

@@ -28,7 +28,7 @@ def case(contract: Contract, release: str, mode: str) -> object:
     group = f"{name}-{mode}" if contract.own else f"{release}-{mode}"
     if mode == "patched" and contract.without:
         group = f"{group}-without-{contract.without[0]}"
-    marks = [pytest.mark.xdist_group(group)]
+    marks = [pytest.mark.bench(group)]
     if contract.own or release not in EVERY_RUN:
         marks.append(pytest.mark.extended)
     return pytest.param(contract, release, id=name, marks=marks)
