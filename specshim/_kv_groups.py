@@ -23,6 +23,15 @@ MODULES = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
 """Where vLLM groups layers: up to 0.32, and later."""
 GROUPING, MOVED_GROUPING = (f"{module}.get_kv_cache_groups" for module in MODULES)
 
+SEEN_IN_MEMORY = (
+    "At start the log says for how many requests of full length the KV cache is "
+    "enough (Maximum concurrency), or how many GiB one of them needs. Start once "
+    "more without extraction: with the patch a request needs more by about its "
+    "own states, max_model_len x layers x hidden size, and without it by many "
+    "times that."
+)
+"""How a user sees that hidden states are billed too high, or no longer."""
+
 
 def planning() -> ModuleType:
     """The module in which the installed vLLM groups layers and counts their bytes."""

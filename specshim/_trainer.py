@@ -208,6 +208,12 @@ def loading(cached: Path | None, expected: Expected) -> Iterator[None]:
         _LOADING.reset(token)
 
 
+def skip(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:
+    """No sample, with a warning: for ``ArrowDataset._maybe_generate_hs(index)``."""
+    index = args[0] if args else kwargs["index"]
+    warnings.warn(f"Sample {index} is skipped. {error}", stacklevel=2)
+
+
 def load_named(
     wrapped: Any,
     args: tuple[Any, ...],

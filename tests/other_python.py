@@ -17,6 +17,13 @@ class OtherPython:
     python: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    def environment(self, *more: Mapping[str, str]) -> dict[str, str]:
+        """This process's variables without specshim's, then its own, then ``more``."""
+        found = {k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")}
+        for variables in (self.variables, *more):
+            found.update(variables)
+        return found
+
     def run(
         self,
         *arguments: str,
@@ -25,10 +32,9 @@ class OtherPython:
         cwd: str | Path = "/",
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python *arguments`` with output captured; never raises for its rc."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")}
         return subprocess.run(
             [self.python, *arguments],
-            env={**clean, **self.variables, **(variables or {})},
+            env=self.environment(variables or {}),
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim import _trainer
 from specshim.patching import Fingerprint, Patch, Target
 
 
@@ -18,9 +18,7 @@ def maybe_generate_hs(
     try:
         return wrapped(*args, **kwargs)
     except OSError as error:
-        index = args[0] if args else kwargs["index"]
-        warnings.warn(f"Sample {index} is skipped. {error}", stacklevel=1)
-        return None
+        return _trainer.skip(args, kwargs, error)
 
 
 PATCH = Patch(

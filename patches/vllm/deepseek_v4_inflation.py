@@ -87,13 +87,7 @@ PATCH = Patch(
         "model's own latent attention, and every layer's page is packed with it. "
         "From 0.29 the page is apart, but still sets the size of all blocks."
     ),
-    see=(
-        "At start the log says for how many requests of full length the KV cache is "
-        "enough (Maximum concurrency), or how many GiB one of them needs. Start once "
-        "more without extraction: with the patch a request needs more by about its "
-        "own states, max_model_len x layers x hidden size, and without it by many "
-        "times that."
-    ),
+    see=layout.SEEN_IN_MEMORY,
     upstream=("vllm#53243", "vllm#53074"),
     affects=SpecifierSet(">=0.25.0,<=0.32.0"),
     targets=(

@@ -89,13 +89,7 @@ PATCH = Patch(
         "no narrower than pays for that. Wide groups are kept where a request then "
         "costs, tables included, at most 15 % more than at the best width."
     ),
-    see=(
-        "At start the log says for how many requests of full length the KV cache is "
-        "enough (Maximum concurrency), or how many GiB one of them needs. Start once "
-        "more without extraction: with the patch a request needs more by about its "
-        "own states, max_model_len x layers x hidden size, and without it by many "
-        "times that."
-    ),
+    see=layout.SEEN_IN_MEMORY,
     upstream=("vllm#56774", "vllm#56822", "vllm#39949"),
     affects=SpecifierSet(">=0.22.0,<=0.32.0"),
     targets=(

@@ -19,8 +19,8 @@ from specshim._storage import FOLDER_MODE, make_folders
 
 FILE_MODE = 0o644  # before the umask
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class LockUnsupported(OSError):
@@ -40,7 +40,7 @@ class Folder:
         Raises:
             OSError: there is something of that name, or it cannot be made.
         """
-        flags = _FILE | os.O_CREAT | os.O_EXCL
+        flags = OPEN_FILE | os.O_CREAT | os.O_EXCL
         return os.open(name, flags, FILE_MODE, dir_fd=self._descriptor)
 
     def lock(self, name: str) -> int:
@@ -72,7 +72,7 @@ class Folder:
             with suppress(FileExistsError):
                 return self.create(name), True
             with suppress(FileNotFoundError):  # gone meanwhile
-                return os.open(name, _FILE, dir_fd=self._descriptor), False
+                return os.open(name, OPEN_FILE, dir_fd=self._descriptor), False
 
     def _hold(self, descriptor: int, name: str) -> None:
         path = os.path.join(self._path, name)
@@ -151,7 +151,7 @@ class Folder:
     def remove_free_lock(self, name: str) -> None:
         """Remove a lock file of ours that nobody has taken since."""
         with suppress(OSError):
-            descriptor = os.open(name, _FILE, dir_fd=self._descriptor)
+            descriptor = os.open(name, OPEN_FILE, dir_fd=self._descriptor)
             try:
                 if hold(descriptor):
                     self.remove_same(name, descriptor)
@@ -209,7 +209,7 @@ class Storage:
             for name in folders:
                 with suppress(FileExistsError):
                     os.mkdir(name, FOLDER_MODE, dir_fd=descriptor)
-                inner = os.open(name, _FOLDER, dir_fd=descriptor)
+                inner = os.open(name, OPEN_FOLDER, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = inner
         except BaseException as error:
@@ -230,10 +230,10 @@ class Storage:
 
     def _open_root(self) -> int:
         try:
-            descriptor = os.open(self._real, _FOLDER)
+            descriptor = os.open(self._real, OPEN_FOLDER)
         except FileNotFoundError:  # removed during the run
             make_folders(self._real)
-            descriptor = os.open(self._real, _FOLDER)
+            descriptor = os.open(self._real, OPEN_FOLDER)
         except OSError as error:
             raise _through_a_link(error, self._real) from None
         if os.fstat(descriptor).st_uid not in self._owners:

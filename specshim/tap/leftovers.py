@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from specshim._sample_files import HELD, hold, is_temporary
+from specshim.tap.folder import OPEN_FILE, OPEN_FOLDER
 
 logger = logging.getLogger("vllm.specshim")
 
@@ -17,8 +18,6 @@ LOCK_SUFFIX = ".safetensors.lock"
 STALE_SECONDS = 10.0
 """Age of a lock file, free and without its file, from which on it is swept. Whoever
 comes later finds no file either way; the reason in it is for clients that wait."""
-
-_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 MOST_ENTRIES = 200_000
 """Names that are looked at; a storage folder may hold somebody's whole disk."""
@@ -68,12 +67,11 @@ def _opened(folder: str, *below: str, at: int | None = None) -> Iterator[int]:
     What is removed is named relative to it: who may write to the storage path could
     otherwise have a server remove files elsewhere.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    strict = flags | os.O_NOFOLLOW
-    descriptor = os.open(folder, flags if at is None else strict, dir_fd=at)
+    flags = OPEN_FOLDER if at is not None else OPEN_FOLDER & ~os.O_NOFOLLOW
+    descriptor = os.open(folder, flags, dir_fd=at)
     try:
         for name in below:
-            inner = os.open(name, strict, dir_fd=descriptor)
+            inner = os.open(name, OPEN_FOLDER, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
         yield descriptor
@@ -91,7 +89,7 @@ def _remove_file(name: str, here: int) -> bool:
 
 def _remove_if_free(name: str, here: int, older_than: float = 0.0) -> bool:
     try:
-        descriptor = os.open(name, _FILE, dir_fd=here)
+        descriptor = os.open(name, OPEN_FILE, dir_fd=here)
     except OSError:  # somebody else's, or gone meanwhile
         return False
     try:
@@ -109,7 +107,7 @@ def _remove_folder(name: str, here: int) -> bool:
     """A folder in which the cache route writes one sample; it holds the file HELD."""
     with suppress(OSError), _opened(name, at=here) as inside:
         try:
-            descriptor = os.open(HELD, _FILE, dir_fd=inside)
+            descriptor = os.open(HELD, OPEN_FILE, dir_fd=inside)
         except FileNotFoundError:  # between two steps of a living writer, if young
             young = _age(os.fstat(inside)) < STALE_SECONDS
             return not young and _empty(name, here, inside)

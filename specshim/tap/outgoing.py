@@ -7,13 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from specshim.tap.places import shown
-from specshim.tap.samples import Opened
+from specshim.tap.samples import Opened, log_failure
 from specshim.tap.sink import SampleWriter
-
-logger = logging.getLogger("vllm.specshim")
-
-_NONE = "No hidden states for request %s: %s"
 
 Job: TypeAlias = Callable[[], None]
 Run: TypeAlias = "Callable[[Job, Job | None], None]"
@@ -115,9 +110,9 @@ class OutgoingSample:
             return
         self._failure = reason
         if self._discarded:
-            logger.debug(_NONE, shown(self.request_id), reason)
+            log_failure(self.request_id, reason, logging.DEBUG)
         else:
-            logger.warning(_NONE, shown(self.request_id), reason)
+            log_failure(self.request_id, reason)
             self._on_failure(self._serial, reason)
 
     def tell(self) -> None:

@@ -179,7 +179,11 @@ class Samples:
             known = _mapping(parameters)
             sample.with_output = _with_output(known)
             self._refuse_untellable(
-                request_id, known, streamed=streamed, of_several=of_several
+                request_id,
+                known,
+                with_output=sample.with_output,
+                streamed=streamed,
+                of_several=of_several,
             )
             sample.path = self._places.choose(request_id, known)
         except ValueError as error:
@@ -189,7 +193,7 @@ class Samples:
             sample.failure = f"another request in flight writes to {sample.path}"
         self._samples[request_id] = sample
         if sample.failure is not None:
-            _log(request_id, sample.failure)
+            log_failure(request_id, sample.failure)
         else:
             self._step.opened[request_id] = Opened(
                 path=sample.path,
@@ -203,6 +207,7 @@ class Samples:
         request_id: str,
         asked: Mapping[str, Any],
         *,
+        with_output: bool,
         streamed: bool,
         of_several: bool,
     ) -> None:
@@ -218,7 +223,7 @@ class Samples:
                 "by several engines, of which the response can name no one's sample; "
                 "ask for n = 1"
             )
-        if self._sync and _with_output(asked):
+        if self._sync and with_output:
             raise ValueError(
                 "include_output_tokens needs the lock protocol; the server runs with "
                 "sync, which completes samples before the last token is known"
@@ -265,7 +270,7 @@ class Samples:
 
     def _fail(self, request_id: str, reason: str) -> None:
         self._samples[request_id].failure = reason
-        _log(request_id, reason)
+        log_failure(request_id, reason)
         self._drop(request_id, reason)
 
     def _drop(self, request_id: str, reason: str) -> None:
@@ -306,7 +311,7 @@ class Samples:
         rows = len(all_token_ids) - 1 if sample.with_output else sample.prompt_rows
         if sample.failure is None and not aborted and sample.covered < rows:
             sample.failure = f"only {sample.covered} of {rows} rows were computed"
-            _log(request_id, sample.failure)
+            log_failure(request_id, sample.failure)
             self._drop(request_id, sample.failure)
         if aborted:
             if sample.failure is None:
@@ -357,5 +362,7 @@ def _with_output(parameters: Mapping[str, Any]) -> bool:
     )
 
 
-def _log(request_id: str, reason: str) -> None:
-    logger.warning("No hidden states for request %s: %s", shown(request_id), reason)
+def log_failure(request_id: str, reason: str, level: int = logging.WARNING) -> None:
+    """Say that there will be no sample of a request, and why."""
+    text = "No hidden states for request %s: %s"
+    logger.log(level, text, shown(request_id), reason, stacklevel=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,14 +10,11 @@ from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
 from specshim.tap.outgoing import Job, OutgoingSample
-from specshim.tap.places import shown
 from specshim.tap.rows import RowsUnknown, batch_rows
-from specshim.tap.samples import Closed, Opened, StepSamples
+from specshim.tap.samples import Closed, Opened, StepSamples, log_failure
 from specshim.tap.sink import Sink
 from specshim.tap.snapshot import HostRows, Snapshots
 from specshim.tap.taps import Taps
-
-logger = logging.getLogger("vllm.specshim")
 
 _NOT_TAPPED = (
     "the taps did not run exactly once in the forward that computed its rows, so what "
@@ -109,8 +105,7 @@ class TapWorker:
         self._samples[request_id] = self._by_path[opened.path] = sample
 
     def _refuse(self, request_id: str, opened: Opened, reason: str) -> None:
-        name = shown(request_id)
-        logger.warning("No hidden states for request %s: %s", name, reason)
+        log_failure(request_id, reason)
         self._note_failure(opened.serial, reason)
 
     def _note_failure(self, serial: int, reason: str) -> None:

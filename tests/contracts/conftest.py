@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,13 +64,7 @@ def check(environment: Callable, benches: dict) -> Callable[..., list[str]]:
         python = environment(on)
         key = (on, json.dumps(switches))
         if own or key not in benches:
-            variables = {
-                k: v for k, v in os.environ.items() if not k.startswith("SPECSHIM")
-            }
-            bench = Bench(
-                python.python,
-                {**variables, **python.variables, **VARIABLES, **switches},
-            )
+            bench = Bench(python.python, python.environment(VARIABLES, switches))
             if own:
                 with bench:
                     return judged(name, on, fault, bench.run(name))
