@@ -13,7 +13,7 @@ PACKAGES = ("vllm", "speculators", "hs_connectors")
 # Modules that declare hooks, each in a tuple HOOKS. They must be cheap to import:
 # every process that imports the package pays for it.
 HOOK_MODULES: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("specshim.reroute", "specshim.tap.hooks"),
+    "vllm": ("specshim.reroute", "specshim.tap.hooks", "specshim.tap.endings"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
@@ -282,6 +282,15 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """As :meth:`request_finished`, for the hybrid KV cache manager."""
         return self.request_finished(request, [])
+
+    def withdraw(self, request_ids: Iterable[str]) -> None:
+        """Take back what was told of requests that have ended: their clients left.
+
+        The worker does so in the next step.
+        """
+        assert self._samples is not None
+        self._samples.withdraw(request_ids)
+        self._hand_over_in_process()
 
     def _hand_over_in_process(self) -> None:
         """Where engine and worker share a process, no later step may come (C4)."""

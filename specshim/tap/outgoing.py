@@ -33,7 +33,7 @@ class OutgoingSample:
         self.done = threading.Event()
         self._writer = writer
         self._run = run  # what the forward's thread has to do at the end
-        self._serial = opened.serial
+        self.serial = opened.serial
         self._on_failure = on_failure  # called once, by any thread
         self._lock = threading.Lock()
         self._pending = 0
@@ -113,7 +113,7 @@ class OutgoingSample:
             log_failure(self.request_id, reason, logging.DEBUG)
         else:
             log_failure(self.request_id, reason)
-            self._on_failure(self._serial, reason)
+            self._on_failure(self.serial, reason)
 
     def tell(self) -> None:
         """The client knows the handle; if the sample fails, it is to learn why."""
@@ -144,6 +144,7 @@ class OutgoingSample:
                     self._fail(f"it could not be completed: {error}")
         if self._failure is not None:
             self._writer.abort()
+        self.token_ids = ()  # they are many, and the sample may be kept for a while
         with self._lock:
             self._finished = True
             failed = self._failure is not None

@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ logger = logging.getLogger("vllm.specshim")
 
 _REMEMBERED = 4096  # first choices whose siblings may still come
 _SERIALS = itertools.count()  # of all engines of a process
+_NEVER = (None, None)  # neither a sample nor anything told of it
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class StepSamples:
     scheduled: dict[str, Scheduled] = field(default_factory=dict)
     closed: dict[str, Closed] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    withdrawn: list[int] = field(default_factory=list)  # serials of closed ones
 
 
 # One HTTP completion request with several prompts becomes cmpl-X-0, cmpl-X-1, ... (with
@@ -144,7 +146,9 @@ class Samples:
         self._sessions: set[str] = set()
         self._failed: deque[Mapping[int, str]] = deque()  # by the worker, news
         self._siblings = Siblings()
-        self._told: OrderedDict[str, dict[str, Any] | None] = OrderedDict()
+        self._told: OrderedDict[str, tuple[_Sample, dict[str, Any] | None]] = (
+            OrderedDict()
+        )
         self._shared: dict[str, str] = {}  # sibling id -> first id
         self._step = StepSamples()
 
@@ -291,15 +295,24 @@ class Samples:
         first = self._shared.pop(request_id, None)
         if first is not None:
             running = self._samples.get(first)
-            return self._tell(running) if running else self._told.get(first)
+            return self._tell(running) if running else self._told.get(first, _NEVER)[1]
         sample = self._samples.pop(request_id, None)
         if sample is None:  # aborted before it was ever scheduled
             return None
         told = self._end(request_id, sample, all_token_ids, aborted)
-        self._told[request_id] = told
+        self._told[request_id] = sample, told
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
         return told
+
+    def withdraw(self, request_ids: Iterable[str]) -> None:
+        """Requests that have ended were aborted: what was told has reached nobody."""
+        for request_id in request_ids:
+            first = f"0_{request_id}"  # where the client asked for n > 1
+            found = self._told.pop(request_id, None) or self._told.pop(first, None)
+            sample, _ = found or _NEVER
+            if sample is not None and sample.failure is None:
+                self._step.withdrawn.append(sample.serial)
 
     def _end(
         self,
@@ -338,8 +351,11 @@ class Samples:
 
     def take_ended(self) -> StepSamples:
         """Only what is noted of ended samples, where the worker can be told at once."""
-        ended = StepSamples(closed=self._step.closed, dropped=self._step.dropped)
-        self._step.closed, self._step.dropped = {}, {}
+        noted = self._step
+        ended = StepSamples(
+            closed=noted.closed, dropped=noted.dropped, withdrawn=noted.withdrawn
+        )
+        noted.closed, noted.dropped, noted.withdrawn = {}, {}, []
         return ended
 
 

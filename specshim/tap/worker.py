@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -21,6 +21,8 @@ _NOT_TAPPED = (
     "the buffer holds is not this request's; was a compiled graph without taps reused? "
     "Remove vLLM's compile cache and restart the server"
 )
+
+_WITHDRAWABLE = 1024  # samples whose request may still turn out to have been left
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class TapWorker:
         )
         self._samples: dict[str, OutgoingSample] = {}
         self._by_path: WeakValueDictionary[str, OutgoingSample] = WeakValueDictionary()
+        self._told: OrderedDict[int, OutgoingSample] = OrderedDict()  # the latest
         self._failed: deque[tuple[int, str]] = deque()  # appended to by all threads
         self._pool = ThreadPoolExecutor(
             settings.threads,
@@ -69,6 +72,10 @@ class TapWorker:
             self.close(request_id, closed)
         for request_id, reason in step.dropped.items():
             self.discard(request_id, reason)
+        for serial in step.withdrawn:
+            told = self._told.pop(serial, None)
+            if told is not None:
+                told.discard("its client left while the answer was on its way")
         for request_id, opened in step.opened.items():
             self._open(request_id, opened)
         try:
@@ -198,6 +205,9 @@ class TapWorker:
             short = f"only {sample.covered} of {closed.rows} rows arrived"
             sample.end(short if sample.covered < closed.rows else None)
         sample.tell()
+        self._told[sample.serial] = sample
+        if len(self._told) > _WITHDRAWABLE:
+            self._told.popitem(last=False)
 
     def drop(self, request_id: str, reason: str) -> None:
         """The sample has failed, and the log says so.

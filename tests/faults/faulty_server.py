@@ -221,9 +221,13 @@ class FaultyServer:
             self.sample()  # vLLM counts blocks and requests at the end of a step
         return found
 
-    def signal(self, number: signal.Signals, *, whole: bool = False) -> None:
-        """Send a signal to the server's first process, or to all of them."""
-        (os.killpg if whole else os.kill)(self.process.pid, number)
+    def kill(self) -> None:
+        """SIGKILL for all of its processes."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill_worker(self) -> None:
+        """SIGKILL for the process that writes samples."""
+        os.kill(self.worker(), signal.SIGKILL)
 
 
 def command(python: str, model: Path, storage: Path, *more: str) -> list[str]:

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -118,11 +117,12 @@ def is_quiet(traces: Traces, before: Traces) -> bool:
 
 def aborts(server: FaultyServer, number: int) -> Tally:
     """Clients that leave at random moments, beside clients that stay."""
-    typical = sorted(_seconds(server) for _ in range(9))[4]
-    moments = [server.random.uniform(0, 40 * typical) for _ in range(number)]
+    begun = time.monotonic()
+    assert set(server.samples(64, concurrency=32)) == {SURVIVED}
+    longest = (time.monotonic() - begun) / 2  # that 32 at a time take
+    moments = [server.random.uniform(0, longest) for _ in range(number)]
 
     def one(moment: float) -> str:
-        # As many moments in a queue of 24 as beyond it; some with a decode behind.
         return server.leave_early(moment, max_tokens=server.random.choice([1, 1, 6]))
 
     with ThreadPoolExecutor(32) as pool:
@@ -139,12 +139,6 @@ def aborts(server: FaultyServer, number: int) -> Tally:
         "clients disconnect", [*stayed, *left], note, injected=injected,
         orphans=len(orphans),
     )  # fmt: skip
-
-
-def _seconds(server: FaultyServer) -> float:
-    begun = time.monotonic()
-    assert server.sample() == SURVIVED
-    return time.monotonic() - begun
 
 
 @pytest.mark.parametrize(
@@ -333,21 +327,50 @@ def test_two_servers_on_one_path_and_how_servers_end(server, start, record, disk
     assert outcomes == [SURVIVED, TOLD]
 
     record(terminated(second))
-    record(killed(server, "worker killed (SIGKILL)", whole=False))
+    record(killed(server, "worker killed (SIGKILL)", server.kill_worker))
     left = server.files()
     third = start()
     record(swept(third, left))
-    record(killed(third, "all processes killed (SIGKILL)", whole=True))
+    record(killed(third, "all processes killed (SIGKILL)", third.kill))
 
 
-def in_flight(server: FaultyServer, number: int, end: Callable) -> list[dict | None]:
+@pytest.mark.extended
+def test_servers_that_are_killed_at_random(start, disk, record):
+    """Ten times: a start on what the one before has left, load, and SIGKILL."""
+    storage, outcomes, stale, whole = disk / "hs", [], 0, 0
+    for number in range(10):
+        left = sorted(str(p.relative_to(storage)) for p in storage.rglob("*"))
+        server = start()
+        server.random.seed(number)
+        found = swept(server, left)
+        outcomes += [SURVIVED] * found.survived
+        stale, whole = stale + found.injected, whole + found.orphans
+        answers = in_flight(server, 200, server.kill, delay=0.02, latest=2.5)
+        # The other half of the readers do not come; what is complete stays for them.
+        outcomes += [server.fetch(answer) for answer in answers[::2]]
+    note = f"{stale} leftovers swept, {whole} complete files kept"
+    record(count("killed at random, 10 times", outcomes, note, injected=10))
+    assert stale and whole
+
+
+def in_flight(
+    server: FaultyServer,
+    number: int,
+    end: Callable,
+    *,
+    delay: float = 0.3,
+    latest: float = 1.0,
+) -> list[dict | None]:
     """Ask for samples of a slow disk, and end the server in their midst."""
+    prompts = server.known.prompts
     with (
-        ThreadPoolExecutor(number) as pool,
-        server.rules({"call": "pwrite", "ends": ".partial", "delay": 0.3}),
+        ThreadPoolExecutor(16) as pool,
+        server.rules({"call": "pwrite", "ends": ".partial", "delay": delay}),
     ):
-        asked = [pool.submit(server.ask, p) for p in server.known.prompts[:number]]
-        time.sleep(server.random.uniform(0.2, 1.0))
+        asked = [
+            pool.submit(server.ask, prompts[i % len(prompts)]) for i in range(number)
+        ]
+        time.sleep(server.random.uniform(0.2, latest))
         end()
         return [one.result() for one in asked]
 
@@ -356,7 +379,7 @@ def terminated(server: FaultyServer) -> Tally:
     """SIGTERM: what was answered is completed, and the server leaves nothing else."""
     others = set(server.files())
     begun = time.monotonic()
-    answers = in_flight(server, 16, lambda: server.signal(signal.SIGTERM))
+    answers = in_flight(server, 16, server.process.terminate)
     server.process.wait(60)
     seconds = time.monotonic() - begun
     outcomes = [server.fetch(answer, reason=False) for answer in answers]
@@ -371,16 +394,9 @@ def terminated(server: FaultyServer) -> Tally:
     )
 
 
-def killed(server: FaultyServer, fault: str, *, whole: bool) -> Tally:
+def killed(server: FaultyServer, fault: str, kill: Callable) -> Tally:
     """SIGKILL: whoever waits is told, and what is complete is right."""
-
-    def end() -> None:
-        if whole:
-            server.signal(signal.SIGKILL, whole=True)
-        else:
-            os.kill(server.worker(), signal.SIGKILL)
-
-    answers = in_flight(server, 16, end)
+    answers = in_flight(server, 16, kill)
     return count(fault, [server.fetch(answer) for answer in answers])
 
 
@@ -396,4 +412,10 @@ def swept(server: FaultyServer, left: list[str]) -> Tally:
     outcomes = [*kept, *server.samples(12)]
     assert set(outcomes) == {SURVIVED}
     note = f"{len(stale)} leftovers swept, {len(complete)} complete files kept"
-    return count("start on a killed server's path", outcomes, note, orphans=len(kept))
+    return count(
+        "start on a killed server's path",
+        outcomes,
+        note,
+        injected=len(stale),
+        orphans=len(kept),
+    )

@@ -106,6 +106,25 @@ def test_an_aborted_request_that_the_worker_never_saw_is_not_sent_to_it():
     assert (step.opened, step.dropped) == ({}, {})
 
 
+def test_an_abort_that_comes_late_takes_back_what_nobody_was_told():
+    samples = make()
+    opened = run(samples, "r", [1, 2]).opened["r"]
+    samples.finish("r", [1, 2, 3], aborted=False)
+    samples.withdraw(["r", "of another server"])
+    step = samples.take_step()
+    assert (list(step.closed), step.withdrawn) == (["r"], [opened.serial])
+    samples.withdraw(["r"])
+    assert samples.take_step().withdrawn == []
+
+
+def test_of_a_refused_sample_nothing_is_taken_back():
+    samples = make()
+    run(samples, "r", [1, 2], hidden_states_path="x")
+    samples.finish("r", [1, 2, 3], aborted=False)
+    samples.withdraw(["r"])
+    assert samples.take_ended().withdrawn == []
+
+
 def test_a_streamed_http_answer_leaves_no_file_behind():
     samples = make()
     samples.open("cmpl-a-0", [1], 1, {}, streamed=True)

@@ -167,6 +167,38 @@ def test_an_aborted_request_leaves_nothing_even_when_complete(engine):
     assert os.listdir(engine.folder) == []
 
 
+def test_what_was_told_and_reached_nobody_is_taken_back(engine, monkeypatch):
+    failing(monkeypatch, engine, "c")  # whose reason is in its lock file
+    both = engine.open("a", 4, serial=1) | engine.open("b", 4, serial=2)
+    engine.step({"a": (0, 4), "b": (0, 4)}, opened=both)
+    engine.step({}, closed={name: Closed(4, (0, 1, 2, 3)) for name in "abc"})
+    for name in "abc":
+        while not lock_is_free(f"{engine.path(name)}.lock"):
+            time.sleep(0.01)
+    engine.step({}, withdrawn=[1, 7, 77])
+    assert sorted(os.listdir(engine.folder)) == ["b", "b.lock"]
+
+
+def test_what_is_taken_back_before_it_is_complete_never_appears(engine, monkeypatch):
+    go_on, rename = threading.Event(), os.rename
+    monkeypatch.setattr(os, "rename", lambda *a, **o: (go_on.wait(20), rename(*a, **o)))
+    engine.step({"a": (0, 4)}, opened=engine.open("a", 4, serial=1))
+    engine.step({}, closed={"a": Closed(4, (0, 1, 2, 3))}, withdrawn=[1])
+    go_on.set()
+    engine.finish()
+    assert os.listdir(engine.folder) == []
+
+
+def test_a_later_sample_of_the_name_is_not_taken_back(engine):
+    for serial, name in enumerate(("old", "new")):
+        opened = Opened(engine.path("a"), 4, (0, 1, 2, 3), serial)
+        engine.step({name: (0, 4)}, opened={name: opened})
+        engine.step({}, closed={name: Closed(4, (0, 1, 2, 3))})
+    engine.step({}, withdrawn=[0])
+    assert engine.finish() == ["a"]
+    assert torch.equal(load_file(engine.path("a"))["hidden_states"], value("new", 0, 4))
+
+
 def test_an_abort_while_the_last_rows_are_being_written_leaves_nothing(
     engine, monkeypatch
 ):

@@ -11,7 +11,10 @@ from pathlib import Path
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-HOOKS = ("reroute", "tap-loaded-model")
+HOOKS = (
+    *("reroute", "tap-loaded-model", "tap-late-abort", "tap-late-cancel"),
+    "shutdown-grace",
+)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
