@@ -116,40 +116,39 @@ def is_quiet(traces: Traces, before: Traces) -> bool:
 
 
 def aborts(server: FaultyServer, number: int) -> Tally:
-    """Clients that leave at random moments, beside clients that stay."""
+    """``number`` clients that leave at random moments, beside others that stay."""
     begun = time.monotonic()
     assert set(server.samples(64, concurrency=32)) == {SURVIVED}
     longest = (time.monotonic() - begun) / 2  # that 32 at a time take
-    moments = [server.random.uniform(0, longest) for _ in range(number)]
+    left: list[str] = []
+    stayed: list[str] = []
 
-    def one(moment: float) -> str:
+    def one(_: int) -> str:
+        moment = server.random.uniform(0, longest)
         return server.leave_early(moment, max_tokens=server.random.choice([1, 1, 6]))
 
     with ThreadPoolExecutor(32) as pool:
-        staying = [pool.submit(server.sample) for _ in range(number // 5)]
-        leaving = [pool.submit(one, moment) for moment in moments]
-        stayed = [one.result() for one in staying]
-        left = [one.result() for one in leaving]
+        while left.count(TOLD) < number:
+            staying = [pool.submit(server.sample) for _ in range(8)]
+            left += pool.map(one, range(40))
+            stayed += [one.result() for one in staying]
     server.settle(lambda traces: is_quiet(traces, traces))
     orphans = server.take_orphans()
     assert set(stayed) <= {SURVIVED} and set(orphans) <= {SURVIVED}
-    note = f"{left.count(TOLD)} left before the answer, {len(stayed)} stayed"
-    injected = left.count(TOLD)
+    note = f"of {len(left)}, the others were answered first; {len(stayed)} stayed"
     return count(
-        "clients disconnect", [*stayed, *left], note, injected=injected,
+        "clients disconnect", [*stayed, *left], note, injected=left.count(TOLD),
         orphans=len(orphans),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "number", [150, pytest.param(1000, marks=pytest.mark.extended)]
-)
+@pytest.mark.parametrize("number", [75, pytest.param(1000, marks=pytest.mark.extended)])
 def test_clients_that_leave_at_any_moment(server, number, record, quiet):
     with server.rules(
         {"call": "pwrite", "ends": ".partial", "every": 4, "delay": 0.02}
     ):
         tally = record(aborts(server, number))
-    assert tally.injected > number // 4  # the others were answered before they left
+    assert tally.orphans <= max(1, tally.injected // 50)  # see "How servers end"
 
 
 FAULTS = {
