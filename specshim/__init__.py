@@ -90,10 +90,13 @@ def _arm_needed(module: ModuleType) -> None:
         _arm_all(module)
         return
     from specshim.patching import arm, contained
-    from specshim.patching.catalogue import hooks
+    from specshim.patching.catalogue import aids, hooks
 
+    needed = hooks(module.__name__)
+    if _serving.server() is not None:
+        needed += aids(module.__name__)
     with contained(f"hooks for {module.__name__}"):
-        arm(hooks(module.__name__))
+        arm(needed)
 
 
 def _install_needed() -> None:

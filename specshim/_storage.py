@@ -22,8 +22,9 @@ def storage_problem(
 ) -> str | None:
     """One sentence where ``path`` cannot take hidden states, None where it can.
 
-    With ``create`` the folder is made and written to; without, its nearest existing
-    parent is looked at. ``option`` is what the path was given with.
+    With ``create`` the folder is made and written to, and where it is full, what a
+    killed server left there is removed first; without, its nearest existing parent is
+    looked at. ``option`` is what the path was given with.
     """
     folder = Path(path)
     advice = f"choose another folder with {option}."
@@ -47,13 +48,19 @@ def storage_problem(
             if not os.access(folder, os.W_OK | os.X_OK):
                 return f"The storage path {path} is not writable; {advice}"
         free = shutil.disk_usage(folder).free
+        if free < LEAST_FREE_BYTES and create:
+            # Which may be what the server before left when it was killed.
+            from specshim.tap.leftovers import remove_leftovers
+
+            remove_leftovers(path)
+            free = shutil.disk_usage(folder).free
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         return f"The storage path {path} cannot be written to ({reason}); {advice}"
     if free < LEAST_FREE_BYTES:
         return (
             f"The storage path {path} has {free / 2**20:.0f} MiB free, less than "
-            f"64 MiB; free space there, or {advice}"
+            f"{LEAST_FREE_BYTES >> 20} MiB; free space there, or {advice}"
         )
     return None
 

@@ -66,13 +66,13 @@ def plan(environment: Environment, model: ModelFacts, request: Request) -> Launc
         return LaunchPlan(
             route, reason, warnings=tuple(draft.warnings), refusal=str(refused)
         )
-    kind = "hook" if route == "tap" else "patch"
+    kinds = ("aid", "hook" if route == "tap" else "patch")
     return LaunchPlan(
         route,
         reason,
         layer_ids=ids,
         changes=tuple(draft.changes),
-        patches=tuple(found for found in environment.patches if found.kind == kind),
+        patches=tuple(found for found in environment.patches if found.kind in kinds),
         warnings=tuple(draft.warnings),
     )
 

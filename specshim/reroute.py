@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from specshim import _serving, process_report
 from specshim.patching import Fingerprint, Patch, Target, arm, disarm, original
-from specshim.patching.catalogue import patches
+from specshim.patching.catalogue import aids, patches
 
 if TYPE_CHECKING:
     from specshim.planning import LaunchPlan
@@ -48,6 +48,7 @@ def create_engine_config(
         _serving.announce(decided.route)
     process_report.sweep()
     process_report.publish()
+    arm(aids("vllm"))
     if decided.route == "cache":
         arm(patches("vllm"))
     try:
@@ -72,7 +73,7 @@ def _extract_nothing() -> None:
     """
     server = _serving.server()
     if server is not None and not server.is_this_process:
-        disarm(patches("vllm"))
+        disarm(patches("vllm") + aids("vllm"))
     _serving.announce(None)
 
 

@@ -57,7 +57,10 @@ def _text(row: Row) -> str:
         ("Means", f"{patch.rung}. {patch.why_not_lower}".strip()),
         ("Processes", ", ".join(patch.processes)),
         ("Upstream", ", ".join(patch.upstream) or "none"),
-        ("Can go when", patch.remove_when or "never; it is a hook of specshim"),
+        (
+            "Can go when",
+            patch.remove_when or f"never; it is specshim's own ({patch.kind})",
+        ),
         ("Switch off", f"SPECSHIM_DISABLE={patch.id}"),
     )
     return "\n".join(

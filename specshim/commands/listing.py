@@ -1,4 +1,4 @@
-"""``specshim list``: every patch and hook, its range, its verdict here."""
+"""``specshim list``: every patch, hook and aid, its range, its verdict here."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         patch.id,
         f"{patch.package} {patch.range}",
         ", ".join(patch.upstream) or "-",
-        patch.remove_when or "- (a hook)",
+        patch.remove_when or f"- ({patch.kind})",
     )

@@ -45,7 +45,7 @@ class PatchVerdict:
     """What becomes of one hook or patch of vLLM here, and why, as a sentence."""
 
     id: str
-    kind: str  # "hook" or "patch"
+    kind: str  # "hook", "aid" or "patch"
     verdict: str  # as in patching.report.Row
     reason: str
 

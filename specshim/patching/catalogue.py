@@ -13,8 +13,10 @@ PACKAGES = ("vllm", "speculators", "hs_connectors")
 # Modules that declare hooks, each in a tuple HOOKS. They must be cheap to import:
 # every process that imports the package pays for it.
 HOOK_MODULES: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("specshim.reroute", "specshim.tap.hooks", "specshim.tap.endings"),
+    "vllm": ("specshim.reroute", "specshim.tap.hooks"),
 }
+
+AID_MODULES: Mapping[str, tuple[str, ...]] = {"vllm": ("specshim.tap.endings",)}
 
 
 def hooks(package: str) -> tuple[Patch, ...]:
@@ -23,6 +25,15 @@ def hooks(package: str) -> tuple[Patch, ...]:
         hook
         for module in HOOK_MODULES.get(package, ())
         for hook in import_module(module).HOOKS
+    )
+
+
+def aids(package: str) -> tuple[Patch, ...]:
+    """What the processes of a server that extracts have besides, on either route."""
+    return tuple(
+        aid
+        for module in AID_MODULES.get(package, ())
+        for aid in import_module(module).AIDS
     )
 
 
@@ -39,7 +50,7 @@ def patches(package: str) -> tuple[Patch, ...]:
 
 def declarations(package: str) -> tuple[Patch, ...]:
     """Hooks first, then patches: what ``import specshim`` arms for ``package``."""
-    return hooks(package) + patches(package)
+    return hooks(package) + aids(package) + patches(package)
 
 
 def everything() -> tuple[Patch, ...]:

@@ -15,6 +15,7 @@ Wrapper = Callable[
 
 RUNGS = ("wrap", "replace method", "replace class")  # of the ladder, lowest first
 PROCESSES = ("frontend", "engine core", "worker", "trainer")
+KINDS = ("patch", "hook", "aid")
 OPEN = "open upstream"  # as remove_when: no release has it repaired
 LOWER = frozenset({">=", ">"})  # the operators that close a range below
 UPPER = frozenset({"<=", "<"})  # and above
@@ -98,7 +99,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Patch:
-    """A correction of upstream ("patch") or a hook point of specshim ("hook").
+    """A correction of upstream, a hook point of specshim, or an aid.
+
+    ``kind`` is "patch"; "hook", without which a route does not work; or "aid", which
+    keeps a promise that goes beyond right states: in place in the processes of every
+    server that extracts, which runs without it where it is refused.
 
     ``affects`` is closed at both ends, best with the first fixed release as the
     open upper bound, so that post releases of the last faulty one stay inside.
@@ -158,7 +163,7 @@ def _first_problem(patch: Patch) -> str | None:
         (len(packages) != 1, "its targets must lie in one package"),
         (not set(patch.processes) <= set(PROCESSES), f"processes not in {PROCESSES}"),
         (not patch.processes, "processes is empty"),
-        (patch.kind not in ("patch", "hook"), "kind is neither patch nor hook"),
+        (patch.kind not in KINDS, f"kind not in {KINDS}"),
         (
             patch.kind == "patch" and not patch.remove_when,
             "remove_when is empty, so nobody would know when it can go",

@@ -76,7 +76,7 @@ def judge_release(patch: Patch, version: str | None) -> Verdict | None:
         return Verdict(NOT_NEEDED, f"{name} is older than the fault ({patch.range}).")
     if newest is not None and parsed > newest and upper >= newest:
         return None
-    if patch.kind == "hook":
+    if patch.kind != "patch":
         return Verdict(REFUSED, f"{name} is outside {patch.range}.")
     return Verdict(NOT_NEEDED, f"{name} has it fixed upstream ({patch.range}).")
 
@@ -84,17 +84,17 @@ def judge_release(patch: Patch, version: str | None) -> Verdict | None:
 def switched_off(patch: Patch, variables: Mapping[str, str]) -> str | None:
     """The sentence that says which variable switched ``patch`` off, or None.
 
-    ``SPECSHIM_DISABLE=id,id`` names patches and hooks; ``*`` there and
-    ``SPECSHIM_ONLY`` speak of patches only, since a route cannot do without its
-    hooks. ``SPECSHIM=0`` switches off everything.
+    ``SPECSHIM_DISABLE=id,id`` names patches, aids and hooks; ``*`` there and
+    ``SPECSHIM_ONLY`` do not speak of hooks, since a route cannot do without its own.
+    ``SPECSHIM=0`` switches off everything.
     """
     if variables.get("SPECSHIM") == "0":
         return "SPECSHIM=0 switches specshim off."
     disable = _names(variables.get("SPECSHIM_DISABLE"))
-    if patch.id in disable or ("*" in disable and patch.kind == "patch"):
+    if patch.id in disable or ("*" in disable and patch.kind != "hook"):
         return f"SPECSHIM_DISABLE={variables['SPECSHIM_DISABLE']} switches it off."
     only = _names(variables.get("SPECSHIM_ONLY"))
-    if only and patch.kind == "patch" and patch.id not in only:
+    if only and patch.kind != "hook" and patch.id not in only:
         return f"SPECSHIM_ONLY={variables['SPECSHIM_ONLY']} leaves it out."
     return None
 

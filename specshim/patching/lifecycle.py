@@ -111,10 +111,10 @@ def apply(patch: Patch) -> gate.Verdict | None:
 def _concerns_this_process(patch: Patch) -> bool:
     """False for a hook in a process that, by its command line, extracts nothing.
 
-    The module of a patch is imported by servers that use it, whereas every vLLM
+    A patch or aid is armed in the processes of servers that use it, whereas every vLLM
     process imports the modules of the hooks, and most extract no hidden states.
     """
-    if patch.kind == "patch":
+    if patch.kind != "hook":
         return True
     return any(EXTRACT in argument for argument in sys.argv)
 

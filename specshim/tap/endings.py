@@ -1,4 +1,4 @@
-"""Hook points at the ends of requests and servers, so that nothing is left behind."""
+"""Aids at the ends of requests and servers, so that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def shut_down(
 
 LATE_ABORT = Patch(
     id="tap-late-abort",
-    kind="hook",
+    kind="aid",
     summary="takes a sample back whose client left while the answer was on its way",
     why=(
         "An abort that comes after the last step of a request reaches no connector, "
@@ -127,7 +127,7 @@ LATE_ABORT = Patch(
 
 LATE_CANCEL = Patch(
     id="tap-late-cancel",
-    kind="hook",
+    kind="aid",
     summary="tells the engine of a client that left before it saw the end",
     why=(
         "The frontend forgets a request when its last output arrives, and so aborts "
@@ -152,7 +152,7 @@ LATE_CANCEL = Patch(
 
 SHUTDOWN = Patch(
     id="shutdown-grace",
-    kind="hook",
+    kind="aid",
     summary="gives a server that is told to end 10 s to complete its samples",
     why=(
         "SIGTERM is followed by SIGKILL at once, so samples whose clients have been "
@@ -172,4 +172,4 @@ SHUTDOWN = Patch(
     processes=("frontend",),
 )
 
-HOOKS = (LATE_ABORT, LATE_CANCEL, SHUTDOWN)
+AIDS = (LATE_ABORT, LATE_CANCEL, SHUTDOWN)

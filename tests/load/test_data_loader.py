@@ -16,14 +16,16 @@ from serving import environment, python_of, serve
 
 from specshim.tiny import ensure_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended]
+pytestmark = [pytest.mark.e2e, pytest.mark.envs]
 
 WORKERS = 3
 PROMPTS = 40
 LONGEST = 300
 
 
-@pytest.mark.parametrize("samples", [200, 2000])
+@pytest.mark.parametrize(
+    "samples", [200, pytest.param(2000, marks=pytest.mark.extended)]
+)
 def test_every_sample_that_the_dataset_asks_for_is_there_and_right(tmp_path, samples):
     model = ensure_tiny_model("gemma3", tmp_path / "models")  # a hybrid
     references = tmp_path / "references.pt"

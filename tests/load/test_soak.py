@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 from serving import environment, python_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended]
+pytestmark = [pytest.mark.e2e, pytest.mark.envs]
 
 
 def test_three_minutes_under_load(tmp_path):

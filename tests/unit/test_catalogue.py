@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from specshim import _vllm_facts as facts
 from specshim.demo import INSTALL_COMMAND
 from specshim.patching import OPEN, Patch
-from specshim.patching.catalogue import PACKAGES, everything, hooks, patches
+from specshim.patching.catalogue import PACKAGES, aids, everything, hooks, patches
 from specshim.patching.gate import NEWEST_KNOWN
 from specshim.tap import hooks as tap_hooks
 
@@ -30,12 +30,14 @@ def test_patches_lie_where_they_belong(package: str) -> None:
         assert patch.package == package
         name = patch.id.replace("-", "_")
         assert import_module(f"specshim.patches.{package}.{name}").PATCH is patch
+        assert patch.kind == "patch"
     assert all(hook.kind == "hook" for hook in hooks(package))
+    assert all(aid.kind == "aid" for aid in aids(package))
 
 
 @pytest.mark.parametrize("patch", everything(), ids=lambda p: p.id)
 def test_when_a_patch_can_go_agrees_with_its_range(patch: Patch) -> None:
-    if patch.kind == "hook":
+    if patch.kind != "patch":
         return
     newest = NEWEST_KNOWN[patch.package]
     still_there = patch.affects.contains(newest, prereleases=True)
@@ -48,7 +50,7 @@ def test_when_a_patch_can_go_agrees_with_its_range(patch: Patch) -> None:
 
 @pytest.mark.parametrize("patch", everything(), ids=lambda p: p.id)
 def test_a_patch_says_how_a_user_sees_it(patch: Patch) -> None:
-    if patch.kind == "hook":
+    if patch.kind != "patch":
         return
     assert "ith the patch" in patch.see, "what is seen without it, and what with it"
     assert patch.see.endswith(".")

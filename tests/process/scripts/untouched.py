@@ -11,10 +11,7 @@ from pathlib import Path
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-HOOKS = (
-    *("reroute", "tap-loaded-model", "tap-late-abort", "tap-late-cancel"),
-    "shutdown-grace",
-)
+HOOKS = ("reroute", "tap-loaded-model")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
