@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
+from specshim import _storage
 from specshim._storage import make_folders, storage_problem, storage_warning
 
 
@@ -99,3 +101,17 @@ def test_folders_are_never_writable_for_everybody(tmp_path):
         os.umask(before)
     for folder in (tmp_path / "a", tmp_path / "a" / "b"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o775
+
+
+def test_what_a_killed_server_left_is_no_reason_to_refuse_a_full_disk(
+    tmp_path, monkeypatch
+):
+    left = tmp_path / f".{0:032x}.partial"
+    with left.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 256 << 20)
+    free = shutil.disk_usage(tmp_path).free
+    monkeypatch.setattr(_storage, "LEAST_FREE_BYTES", free + (128 << 20))
+    assert "MiB free, less than" in storage_problem(str(tmp_path), create=False)
+    assert left.exists()
+    assert storage_problem(str(tmp_path), create=True) is None
+    assert not left.exists()
