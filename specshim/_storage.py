@@ -59,7 +59,7 @@ def storage_problem(
         return f"The storage path {path} cannot be written to ({reason}); {advice}"
     if free < LEAST_FREE_BYTES:
         return (
-            f"The storage path {path} has {free / 2**20:.0f} MiB free, less than "
+            f"The storage path {path} has {free >> 20} MiB free, less than "
             f"{LEAST_FREE_BYTES >> 20} MiB; free space there, or {advice}"
         )
     return None

@@ -263,7 +263,7 @@ def faulty_server(
 
 
 @contextmanager
-def small_disk(folder: Path, megabytes: int = 72) -> Iterator[Path]:
+def small_disk(folder: Path, megabytes: int = 128) -> Iterator[Path]:
     """A tmpfs of its own, or an ordinary folder where this user may not mount one."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
