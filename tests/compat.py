@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,5 +25,16 @@ def releases(package: str) -> list[str]:
 
 
 def runnable(package: str) -> list[str]:
-    """Those of them with an environment of their own, in which servers start."""
+    """Those of them in whose environment servers start."""
     return [entry["version"] for entry in COMPAT.get(package, []) if "on" not in entry]
+
+
+def each_run(package: str, further: Collection[str] = ()) -> list[Any]:
+    """The same as parameters; those in another's environment are `extended`."""
+    return [
+        entry["version"]
+        if "beside" not in entry or entry["version"] in further
+        else pytest.param(entry["version"], marks=pytest.mark.extended)
+        for entry in COMPAT[package]
+        if "on" not in entry
+    ]

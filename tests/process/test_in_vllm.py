@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from compat import runnable
+from compat import each_run
 
 pytestmark = pytest.mark.envs
 
 SCRIPTS = Path(__file__).parent / "scripts"
-RELEASES = [f"vllm-{version}" for version in runnable("vllm")]
+RELEASES = each_run("vllm")
 SECONDS = 0.3  # of CPU time that the plugin may add to a process
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_plugin_twice_in_every_process(environment: Callable, release: str) -> None:
-    done = environment(release).run(str(SCRIPTS / "plugin_everywhere.py"))
+    done = environment(f"vllm-{release}").run(str(SCRIPTS / "plugin_everywhere.py"))
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert set(report) == {"here", "fork", "fork, loaded again", "spawn"}
