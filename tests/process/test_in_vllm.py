@@ -63,7 +63,7 @@ def test_a_process_that_looks_a_model_up_does_not_report(
 def test_stock_request_is_rerouted_and_said_once(
     environment: Callable, release: str
 ) -> None:
-    done = environment(release).run(str(SCRIPTS / "rerouted.py"))
+    done = environment(f"vllm-{release}").run(str(SCRIPTS / "rerouted.py"))
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["module"] == "specshim.tap.connector"
