@@ -26,7 +26,14 @@ from typing import Any
 
 import soak_meter
 import soak_reference
-from soak_client import Client, Job, Outcome, remove_abandoned, run_job
+from soak_client import (
+    ANSWER_SECONDS,
+    Client,
+    Job,
+    Outcome,
+    remove_abandoned,
+    run_job,
+)
 
 from specshim.server_process import (
     ServerFailed,
@@ -169,7 +176,7 @@ def load(
     total = Outcome()
     while any(client.is_alive() for client in clients):
         time.sleep(1.0)
-        total.counts["abandoned"] += remove_abandoned(storage, age=60.0)
+        total.counts["abandoned"] += remove_abandoned(storage, age=ANSWER_SECONDS)
     readings, taken = meter.stop(), time.monotonic() - start
     for _ in clients:
         part = outcomes.get(timeout=60)

@@ -19,7 +19,8 @@ from specshim import _locks
 
 SHORTEST = 4  # tokens of a prompt
 LONGEST_OUTPUT = 12
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
+IDLE_SECONDS = 3.0  # vLLM closes a connection that is idle for 5
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ class Client:
 
     def _loop(self, seed: int) -> None:
         source = random.Random(seed)
-        connection = self._connect()
+        connection, used = self._connect(), time.monotonic()
         while time.monotonic() < self._end:
+            if time.monotonic() - used > IDLE_SECONDS:  # on a starved machine
+                connection.close()
             index = source.randrange(len(self._data["prompts"]))
             prompt = self._data["prompts"][index]
             prompt = prompt[: source.randint(min(SHORTEST, len(prompt)), len(prompt))]
@@ -99,6 +102,7 @@ class Client:
                 connection.close()
                 connection = self._connect()
                 time.sleep(0.2)
+            used = time.monotonic()
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._netloc, timeout=ANSWER_SECONDS)
@@ -238,11 +242,13 @@ def remove_abandoned(storage: Path, age: float) -> int:
     """Remove the complete files that nobody has taken for ``age`` seconds; how many.
 
     Their client went away after the server had answered and before it had read that.
+    Lock files that the server holds are of samples which are not complete yet.
     """
     removed = 0
-    for path in storage.glob("[!.]*"):
+    for path in storage.glob("*.safetensors"):
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > age:
                 path.unlink()
-                removed += path.suffix == ".safetensors"
+                Path(f"{path}.lock").unlink(missing_ok=True)
+                removed += 1
     return removed
