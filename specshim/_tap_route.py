@@ -32,10 +32,6 @@ def _on(option: str) -> Callable[[Draft], bool]:
 
 TAP_REFUSES: tuple[tuple[str, Callable[[Draft], bool]], ...] = (
     (
-        "pipeline parallelism (--pipeline-parallel-size)",
-        _more_than_one("pipeline_parallel_size"),
-    ),
-    (
         "prefill context parallelism (--prefill-context-parallel-size)",
         _more_than_one("prefill_context_parallel_size"),
     ),

@@ -26,6 +26,8 @@ from specshim.tap.layers import TapRefused
 from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.outlet import outlet_of, raise_file_limit
 from specshim.tap.samples import Samples, StepSamples
+from specshim.tap.stages import check_shared
+from specshim.tap.taps import Taps
 from specshim.tap.worker import TapWorker
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.specshim")
 
-TAPS = "_specshim_taps"  # attribute of the worker's VllmConfig
+TAPS = "_specshim_taps"
+"""Attribute of the worker's CompilationConfig, which the copies of a VllmConfig share:
+each connector of a MultiConnector has one."""
 
 
 @dataclass
@@ -113,7 +117,10 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             engine = str(vllm_config.kv_transfer_config.engine_id)
             several = re.search(r"_dp\d+$", engine) is not None  # vLLM's suffix
-            self._samples = Samples(places, self._sync, data_parallel=several)
+            stages = vllm_config.parallel_config.pipeline_parallel_size > 1
+            self._samples = Samples(
+                places, self._sync, data_parallel=several, stages=stages
+            )
             self.schedulers.add(self)
 
     def _check_storage(self, storage: str, role: KVConnectorRole) -> None:
@@ -148,9 +155,12 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             TapRefused: this worker's model is not tapped.
         """
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+        from vllm.distributed.parallel_state import (
+            get_pp_group,
+            get_tensor_model_parallel_rank,
+        )
 
-        taps = getattr(self._config, TAPS, None)
+        taps: Taps | None = getattr(self._config.compilation_config, TAPS, None)
         if taps is None:
             raise TapRefused(f"this worker's model is not tapped, because {_why()}")
         if taps.layer_ids != self._layer_ids:
@@ -160,15 +170,21 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             )
         if get_tensor_model_parallel_rank() != 0:
             return  # rank 0 holds the same rows and writes them
+        if len(taps.stage.owners(taps.layer_ids)) > 1 and self._outlet.storage:
+            check_shared(self._outlet.storage, get_pp_group())
+        if not taps.slots:
+            return  # other stages have all the layers that are asked for
         raise_file_limit(self._config.scheduler_config.max_num_seqs)
         sink = self._outlet.sink(taps)
-        self._worker = TapWorker(taps, sink, self._outlet.settings(sync=self._sync))
+        settings = self._outlet.settings(taps, sync=self._sync)
+        self._worker = TapWorker(taps, sink, settings)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Before the forward of a step."""
         super().bind_connector_metadata(connector_metadata)
-        if self._worker is not None:
-            self._worker.begin()
+        metadata = self._unhandled()
+        if self._worker is not None and metadata is not None:
+            self._worker.begin(metadata.step)
 
     def wait_for_save(self) -> None:
         """After the forward, or (from 0.31) in a step without one."""

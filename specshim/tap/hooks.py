@@ -35,13 +35,15 @@ def _tap(worker: Any) -> None:
 
     from specshim.tap.connector import TAPS, layer_ids_of
     from specshim.tap.rows import watch_batches
+    from specshim.tap.stages import this_stage
     from specshim.tap.taps import install_taps
 
     config = worker.vllm_config
     with set_current_vllm_config(config):
-        taps = install_taps(worker.model_runner, config, layer_ids_of(config))
+        stage = this_stage(config.model_config.get_total_num_hidden_layers())
+        taps = install_taps(worker.model_runner, config, layer_ids_of(config), stage)
     watch_batches(worker.model_runner)
-    object.__setattr__(config, TAPS, taps)
+    object.__setattr__(config.compilation_config, TAPS, taps)
 
 
 LOADED_MODEL = Patch(

@@ -143,7 +143,7 @@ class OutgoingSample:
                 with self._lock:
                     self._fail(f"it could not be completed: {error}")
         if self._failure is not None:
-            self._writer.abort()
+            self._writer.abort(self._failure)
         with self._lock:
             self._finished = True
             failed = self._failure is not None

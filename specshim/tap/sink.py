@@ -6,11 +6,12 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specshim.tap.folder import Folder, Storage
+from specshim.tap.parts import Share, await_others, mark_done, mark_failed
 
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
@@ -40,7 +41,7 @@ class SampleWriter(Protocol):
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """All ``rows`` rows are written: make the sample visible, complete."""
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Instead of ``commit``, or after it failed: give up what was written.
 
         Either ``report`` or ``discard`` follows.
@@ -65,11 +66,20 @@ class Sink(Protocol):
     slow: bool
 
     def open(
-        self, handle: str, *, announced: bool, rows: int | None = None
+        self,
+        handle: str,
+        *,
+        announced: bool,
+        rows: int | None = None,
+        temporary: str = "",
     ) -> SampleWriter:
         """Begin a sample of ``rows`` rows, None where only the end will tell.
 
-        ``announced``: a client may wait for it through its lock.
+        Args:
+            handle: as the scheduler's half chose it.
+            announced: a client may wait for it through its lock.
+            rows: see above.
+            temporary: the name under which pipeline stages share a file.
         """
 
 
@@ -93,9 +103,9 @@ class FileSink:
             connector has done since 0.22; the clients of speculators 0.6 to 0.9 wait
             on it.
         storage: the folder that all files lie below; None trusts the folder of each.
+        share: what this pipeline stage writes of each file; None: all of it. What is
+            given to ``write`` are rows of its columns alone.
     """
-
-    slow = False
 
     def __init__(
         self,
@@ -105,6 +115,7 @@ class FileSink:
         metadata: Mapping[str, str],
         lock: bool = True,
         storage: str | None = None,
+        share: Share | None = None,
     ) -> None:
         self._dtype, itemsize = _DTYPES[dtype]
         self.row_bytes = slots * hidden * itemsize
@@ -118,7 +129,11 @@ class FileSink:
         self._metadata = dict(metadata)
         self._lock = lock
         self._storage = None if storage is None else Storage(storage)
+        self.share = share
+        # Whoever completes a shared file may have to wait for the other stages.
+        self.slow = share is not None and share.completes
         room = len(self.header(2**40)) + 8 + _TAILS
+        room = max(room, share.marks if share else 0)
         self.base = -(-room // _PAGE) * _PAGE
 
     def folder_of(self, path: str) -> Folder:
@@ -147,10 +162,35 @@ class FileSink:
         return json.dumps(tensors, separators=(",", ":")).encode()
 
     def open(
-        self, handle: str, *, announced: bool, rows: int | None = None
-    ) -> FileWriter:
+        self,
+        handle: str,
+        *,
+        announced: bool,
+        rows: int | None = None,
+        temporary: str = "",
+    ) -> SampleWriter:
         """Create the temporary file, and the lock file where clients will wait."""
-        return FileWriter(self, handle, lock=self._lock and announced)
+        if self.share is None:
+            return FileWriter(self, handle, lock=self._lock and announced)
+        if self.share.completes:
+            lock = self._lock and announced
+            return CompletingWriter(self, handle, self.share, temporary, lock=lock)
+        return PartWriter(self, handle, self.share, temporary)
+
+    def put(self, descriptor: int, start: int, rows: memoryview) -> None:
+        """Write consecutive rows, the first being row ``start``, at their place."""
+        place = self.base + start * self.row_bytes
+        if self.share is None:
+            _write_all(descriptor, rows, place)
+            return
+        slot_bytes = self.row_bytes // self._shape[0]
+        ours = slot_bytes * len(self.share.columns)
+        runs = [tuple(n * slot_bytes for n in run) for run in self.share.runs()]
+        for at in range(0, len(rows), ours):
+            for slot, column, size in runs:
+                piece = rows[at + column : at + column + size]
+                _write_all(descriptor, piece, place + slot)
+            place += self.row_bytes
 
 
 class FileWriter:
@@ -180,15 +220,18 @@ class FileWriter:
             if lock:  # what a waiting client finds where this process is killed
                 _say(self._lock_fd, _KILLED)
             self._folder.unlink(self._name)
-            self._temporary, self._fd = self._folder.create_temporary()
+            self._temporary, self._fd = self._create()
         except BaseException:  # a server that stops raises SystemExit anywhere
             self.discard()
             raise
 
+    def _create(self) -> tuple[str, int]:
+        """The temporary file, held: name, descriptor."""
+        return self._folder.create_temporary()
+
     def write(self, start: int, rows: memoryview) -> None:
         """Write rows at their final place; see :class:`SampleWriter`."""
-        offset = self._sink.base + start * self._sink.row_bytes
-        _write_all(self._fd, rows, offset)
+        self._sink.put(self._fd, start, rows)
 
     def ending(self) -> None:
         """Nothing to do: rows are in the file already."""
@@ -216,7 +259,7 @@ class FileWriter:
         self._unlock()
         self._folder.close()
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Remove the temporary file; a client that knows the path still waits."""
         with suppress(OSError):
             self._close()
@@ -257,6 +300,76 @@ class FileWriter:
         if descriptor >= 0:
             with suppress(OSError):
                 os.close(descriptor)
+
+
+class CompletingWriter(FileWriter):
+    """The last stage's part of a file; it completes the file once all parts are in."""
+
+    def __init__(
+        self, sink: FileSink, path: str, share: Share, temporary: str, *, lock: bool
+    ) -> None:
+        self._share = share
+        self._given = temporary
+        super().__init__(sink, path, lock=lock)
+
+    def _create(self) -> tuple[str, int]:
+        return self._given, self._folder.join_temporary(self._given)
+
+    def commit(self, rows: int, token_ids: Sequence[int]) -> None:
+        """As :meth:`FileWriter.commit`, after the other stages.
+
+        Raises:
+            PartMissing: one of them has not written its part.
+        """
+        await_others(self._folder, self._temporary, self._fd, self._share)
+        super().commit(rows, token_ids)
+
+
+class PartWriter:
+    """An earlier stage's part of a file; see :class:`SampleWriter`."""
+
+    def __init__(self, sink: FileSink, path: str, share: Share, temporary: str) -> None:
+        self._sink = sink
+        self._path = path
+        self._share = share
+        self._temporary = temporary
+        with self._folder() as folder:
+            self._fd = folder.join_temporary(temporary)
+
+    def _folder(self) -> AbstractContextManager[Folder]:
+        return closing(self._sink.folder_of(self._path))
+
+    def write(self, start: int, rows: memoryview) -> None:
+        """Write this stage's columns of rows at their final place."""
+        self._sink.put(self._fd, start, rows)
+
+    def ending(self) -> None:
+        """Nothing to do: rows are in the file already."""
+
+    def commit(self, rows: int, token_ids: Sequence[int]) -> None:
+        """Say that this part is there, and let go of the file."""
+        mark_done(self._fd, self._share.rank)
+        self._close()
+
+    def abort(self, reason: str = "") -> None:
+        """Say why this part will not come, and let go of the file."""
+        if self._fd >= 0:
+            mark_failed(self._fd, self._share.rank, reason)
+        with suppress(OSError):
+            self._close()
+
+    def report(self, reason: str) -> None:
+        """Nothing to do: the stage that completes the file has the lock file."""
+
+    def discard(self) -> None:
+        """Remove the shared file, if it is still one; it has no other name yet."""
+        with suppress(OSError), self._folder() as folder:
+            folder.remove(self._temporary)
+
+    def _close(self) -> None:
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _say(descriptor: int, reason: str) -> None:

@@ -52,7 +52,7 @@ class Engine:
 
     def step(self, batch, *, runs: int = 1, **notes) -> None:
         """``batch``: {name: (start, count)} in the runner's order."""
-        self.worker.begin()
+        self.worker.begin(StepSamples())
         self.runner.input_batch.req_ids = list(batch)
         starts, row = [], 0
         for name, (start, count) in batch.items():
@@ -142,7 +142,7 @@ def test_a_forward_without_taps_leaves_no_file(engine, runs, caplog):
 
 def test_a_step_without_a_forward_records_nothing(engine):
     engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
-    engine.worker.begin()
+    engine.worker.begin(StepSamples())
     engine.worker.step(StepSamples())
     engine.step({"a": (4, 4)})
     assert engine.finish() == ["a"]
