@@ -7,6 +7,7 @@ from typing import Any
 
 from specshim import _vllm_facts as facts
 from specshim._draft import Draft, check_backend, kv_transfer
+from specshim._multi import loading
 from specshim._plan_types import Refused, as_mapping, as_size, as_true
 from specshim.detect.plugin import plugin_allowed
 
@@ -91,6 +92,13 @@ def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
         )
     _prefix_caching_off(draft)
     _hybrid_manager(draft)
+    others = loading(as_mapping(draft.options.get("kv_transfer_config")) or {})
+    if others:
+        draft.warnings.append(
+            f"{', '.join(others)} may load KV cache that was computed earlier: samples "
+            "of such requests fail with a reason, because those rows are not computed "
+            'again; give it kv_role "kv_producer" if it is only to save.'
+        )
 
 
 def _additional_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:

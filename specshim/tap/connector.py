@@ -110,6 +110,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._outlet = outlet_of(vllm_config, self._layer_ids)
         self._sync = bool(self._outlet.extra.get("sync", False))
         self._worker: TapWorker | None = None
+        self._news: News | None = None
         self._samples: Samples | None = None
         if self._outlet.storage is not None:
             self._check_storage(self._outlet.storage, role)
@@ -220,7 +221,16 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if self.schedulers:  # engine and worker share a process
             _arrived(failures)
             return None
+        group: Any = get_kv_transfer_group()
+        if group is not self:  # a child of a MultiConnector, which
+            self._news = News(failures)  # counts on statistics of its children
+            return None
         return News(failures)
+
+    def build_connector_worker_meta(self) -> Any:
+        """After the above: the same from a child of a MultiConnector, if any."""
+        news, self._news = self._news, None
+        return news
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
@@ -303,8 +313,11 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         """Where engine and worker share a process, no later step may come (C4)."""
         if not has_kv_transfer_group():
             return
-        connector = get_kv_transfer_group()
-        if not isinstance(connector, TapConnector) or connector._worker is None:
+        group: Any = get_kv_transfer_group()
+        all_of_it = getattr(group, "_connectors", [group])  # a MultiConnector's
+        ours = (one for one in all_of_it if isinstance(one, TapConnector))
+        connector = next(ours, None)
+        if connector is None or connector._worker is None:
             return
         if connector._unhandled() is not None:
             return  # it may open the very sample; what has ended goes with the next

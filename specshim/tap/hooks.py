@@ -7,6 +7,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from specshim._multi import tap_child
 from specshim.patching import Fingerprint, Patch, Target
 
 MODULE = "specshim.tap.connector"
@@ -24,10 +25,18 @@ def load_model(
         TapRefused: the model cannot be tapped; the server must not start.
     """
     result = wrapped(*args, **kwargs)
-    transfer = instance.vllm_config.kv_transfer_config
-    if getattr(transfer, "kv_connector_module_path", None) == MODULE:
+    if _is_tapped(instance.vllm_config.kv_transfer_config):
         _tap(instance)
     return result
+
+
+def _is_tapped(transfer: Any) -> bool:
+    """Whether a KVTransferConfig names the tap connector, or one beside it does."""
+    if getattr(transfer, "kv_connector_module_path", None) == MODULE:
+        return True
+    extra = getattr(transfer, "kv_connector_extra_config", None)
+    kv = {"kv_connector": getattr(transfer, "kv_connector", None)}
+    return tap_child({**kv, "kv_connector_extra_config": extra}) is not None
 
 
 def _tap(worker: Any) -> None:

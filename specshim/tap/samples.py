@@ -273,8 +273,9 @@ class Samples:
             self._fail(
                 request_id,
                 f"tokens {sample.covered} to {start - 1} were not computed but taken "
-                "from the prefix cache, so they have no hidden states; start the "
-                "server with --no-enable-prefix-caching",
+                "from the prefix cache or from another connector, so they have no "
+                "hidden states; start the server with --no-enable-prefix-caching, and "
+                "with no connector that loads",
             )
         sample.covered = max(sample.covered, start + count)
 

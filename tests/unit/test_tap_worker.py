@@ -427,3 +427,11 @@ def test_an_abort_is_no_news(engine):
     engine.step({}, dropped={"a": "the request was aborted"})
     engine.finish()
     assert engine.worker.failures() == {} and os.listdir(engine.folder) == []
+
+
+def test_an_earlier_pipeline_stage_takes_its_samples_up_before_its_forward(tmp_path):
+    """The stage that completes them may be done with the step before this one is."""
+    engine = Engine(tmp_path, early=True)
+    engine.worker.begin(StepSamples(opened=engine.open("a", 4)))
+    assert [name.endswith(".partial") for name in os.listdir(tmp_path)].count(True) == 1
+    engine.worker.shutdown()
