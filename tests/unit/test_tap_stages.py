@@ -1,4 +1,4 @@
-"""Pipeline stages on one file: whole and right, or absent, in any order of the stages."""
+"""Pipeline stages that share a file: it is whole and right, or absent."""
 
 from __future__ import annotations
 
