@@ -24,10 +24,54 @@ def load_model(
     Raises:
         TapRefused: the model cannot be tapped; the server must not start.
     """
+    config = instance.vllm_config
+    if not _is_tapped(config.kv_transfer_config):
+        return wrapped(*args, **kwargs)
+    check_rows_are_whole(config)
     result = wrapped(*args, **kwargs)
-    if _is_tapped(instance.vllm_config.kv_transfer_config):
-        _tap(instance)
+    _tap(instance)
     return result
+
+
+_SPLITTING = (
+    ("compilation_config.pass_config.enable_sp", "the sequence-parallelism pass"),
+    (
+        "compilation_config.pass_config.fuse_gemm_comms",
+        "the async tensor-parallel pass",
+    ),
+    ("parallel_config.enable_dbo", "dual batch overlap"),
+    ("parallel_config.use_ubatching", "micro-batching"),
+    ("parallel_config.enable_hc_sp", "sequence parallelism"),
+    ("cache_config.kv_sharing_fast_prefill", "fast prefill"),
+)
+
+
+def check_rows_are_whole(config: Any) -> None:
+    """Refuse what splits or drops rows of a forward, in the configuration as it ended.
+
+    The plan has refused it where it was asked for; a platform or an optimisation level
+    may have switched it on since.
+
+    Raises:
+        TapRefused: a layer's output would not be one row per token.
+    """
+    from specshim.tap.layers import TapRefused
+
+    for path, what in _SPLITTING:
+        found = config
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is True:
+            raise TapRefused(
+                f"the tap route cannot record layers under {what}, which vLLM has "
+                f"switched on here ({path}); switch it off"
+            )
+    contexts = getattr(config.parallel_config, "prefill_context_parallel_size", 1)
+    if contexts > 1:
+        raise TapRefused(
+            "the tap route cannot record layers under prefill context parallelism; "
+            "leave it out"
+        )
 
 
 def _is_tapped(transfer: Any) -> bool:

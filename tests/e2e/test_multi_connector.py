@@ -30,8 +30,11 @@ def test_beside_the_example_connector(release, tiny, tmp_path):
         "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")},
     }
     args = {
-        **{"model": str(model), "dtype": "float32", "max_model_len": 512},
-        **{"enforce_eager": True, "max_num_batched_tokens": 512},
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 512,
+        "enforce_eager": True,
+        "max_num_batched_tokens": 512,
         "additional_config": {"specshim": {"layer_ids": list(LAYER_IDS)}},
         "kv_transfer_config": {
             "kv_connector": "MultiConnector",
