@@ -16,6 +16,7 @@ from specshim.tap.layers import TapRefused
 from specshim.tap.parts import Share
 from specshim.tap.places import FilePlaces, Places
 from specshim.tap.sink import FileSink, Sink
+from specshim.tap.staged import StagedSink
 from specshim.tap.taps import Taps
 from specshim.tap.worker import WorkerSettings
 
@@ -79,7 +80,9 @@ class Outlet:
                 int(self.extra.get("max_buffer_bytes", MAX_BUFFER_BYTES)),
                 self._threads(),
             )
-        kind: Callable[..., FileSink] = partial(FileSink, share=share)
+        kind: Callable[..., FileSink] = FileSink
+        if share is not None:
+            kind = partial(StagedSink, share=share)
         if self.backend == "fp8":
             from specshim.tap.fp8 import FP8Sink
 

@@ -6,12 +6,11 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specshim.tap.folder import Folder, Storage
-from specshim.tap.parts import Share, await_others, mark_done, mark_failed
 
 _PAGE = 4096  # the data begins on a page
 _TAILS = 512  # room in the header for the tensors that follow the rows
@@ -103,9 +102,9 @@ class FileSink:
             connector has done since 0.22; the clients of speculators 0.6 to 0.9 wait
             on it.
         storage: the folder that all files lie below; None trusts the folder of each.
-        share: what this pipeline stage writes of each file; None: all of it. What is
-            given to ``write`` are rows of its columns alone.
     """
+
+    slow = False
 
     def __init__(
         self,
@@ -115,7 +114,6 @@ class FileSink:
         metadata: Mapping[str, str],
         lock: bool = True,
         storage: str | None = None,
-        share: Share | None = None,
     ) -> None:
         self._dtype, itemsize = _DTYPES[dtype]
         self.row_bytes = slots * hidden * itemsize
@@ -129,12 +127,7 @@ class FileSink:
         self._metadata = dict(metadata)
         self._lock = lock
         self._storage = None if storage is None else Storage(storage)
-        self.share = share
-        # Whoever completes a shared file may have to wait for the other stages.
-        self.slow = share is not None and share.completes
-        room = len(self.header(2**40)) + 8 + _TAILS
-        room = max(room, share.marks if share else 0)
-        self.base = -(-room // _PAGE) * _PAGE
+        self.base = pages(len(self.header(2**40)) + 8 + _TAILS)
 
     def folder_of(self, path: str) -> Folder:
         """The folder of a file, opened; OSError where that is not safe."""
@@ -170,27 +163,16 @@ class FileSink:
         temporary: str = "",
     ) -> SampleWriter:
         """Create the temporary file, and the lock file where clients will wait."""
-        if self.share is None:
-            return FileWriter(self, handle, lock=self._lock and announced)
-        if self.share.completes:
-            lock = self._lock and announced
-            return CompletingWriter(self, handle, self.share, temporary, lock=lock)
-        return PartWriter(self, handle, self.share, temporary)
+        return FileWriter(self, handle, lock=self._lock and announced)
 
     def put(self, descriptor: int, start: int, rows: memoryview) -> None:
         """Write consecutive rows, the first being row ``start``, at their place."""
-        place = self.base + start * self.row_bytes
-        if self.share is None:
-            _write_all(descriptor, rows, place)
-            return
-        slot_bytes = self.row_bytes // self._shape[0]
-        ours = slot_bytes * len(self.share.columns)
-        runs = [tuple(n * slot_bytes for n in run) for run in self.share.runs()]
-        for at in range(0, len(rows), ours):
-            for slot, column, size in runs:
-                piece = rows[at + column : at + column + size]
-                _write_all(descriptor, piece, place + slot)
-            place += self.row_bytes
+        write_all(descriptor, rows, self.base + start * self.row_bytes)
+
+
+def pages(size: int) -> int:
+    """The smallest number of bytes in whole pages that ``size`` fits into."""
+    return -(-size // _PAGE) * _PAGE
 
 
 class FileWriter:
@@ -247,11 +229,11 @@ class FileWriter:
         header = self._sink.header(rows, tails)
         end = self._sink.base + rows * self._sink.row_bytes
         rest = b"".join(tail.data for tail in tails)
-        _write_all(self._fd, memoryview(rest), end)
+        write_all(self._fd, memoryview(rest), end)
         os.ftruncate(self._fd, end + len(rest))
         size = self._sink.base - 8
         start = struct.pack("<Q", size) + header.ljust(size)
-        _write_all(self._fd, memoryview(start), 0)
+        write_all(self._fd, memoryview(start), 0)
         self._close()  # some file systems report a failed write only here
         found = self._folder.stat(self._temporary)
         self._folder.rename(self._temporary, self._name)
@@ -302,87 +284,17 @@ class FileWriter:
                 os.close(descriptor)
 
 
-class CompletingWriter(FileWriter):
-    """The last stage's part of a file; it completes the file once all parts are in."""
-
-    def __init__(
-        self, sink: FileSink, path: str, share: Share, temporary: str, *, lock: bool
-    ) -> None:
-        self._share = share
-        self._given = temporary
-        super().__init__(sink, path, lock=lock)
-
-    def _create(self) -> tuple[str, int]:
-        return self._given, self._folder.join_temporary(self._given)
-
-    def commit(self, rows: int, token_ids: Sequence[int]) -> None:
-        """As :meth:`FileWriter.commit`, after the other stages.
-
-        Raises:
-            PartMissing: one of them has not written its part.
-        """
-        await_others(self._folder, self._temporary, self._fd, self._share)
-        super().commit(rows, token_ids)
-
-
-class PartWriter:
-    """An earlier stage's part of a file; see :class:`SampleWriter`."""
-
-    def __init__(self, sink: FileSink, path: str, share: Share, temporary: str) -> None:
-        self._sink = sink
-        self._path = path
-        self._share = share
-        self._temporary = temporary
-        with self._folder() as folder:
-            self._fd = folder.join_temporary(temporary)
-
-    def _folder(self) -> AbstractContextManager[Folder]:
-        return closing(self._sink.folder_of(self._path))
-
-    def write(self, start: int, rows: memoryview) -> None:
-        """Write this stage's columns of rows at their final place."""
-        self._sink.put(self._fd, start, rows)
-
-    def ending(self) -> None:
-        """Nothing to do: rows are in the file already."""
-
-    def commit(self, rows: int, token_ids: Sequence[int]) -> None:
-        """Say that this part is there, and let go of the file."""
-        mark_done(self._fd, self._share.rank)
-        self._close()
-
-    def abort(self, reason: str = "") -> None:
-        """Say why this part will not come, and let go of the file."""
-        if self._fd >= 0:
-            mark_failed(self._fd, self._share.rank, reason)
-        with suppress(OSError):
-            self._close()
-
-    def report(self, reason: str) -> None:
-        """Nothing to do: the stage that completes the file has the lock file."""
-
-    def discard(self) -> None:
-        """Remove the shared file, if it is still one; it has no other name yet."""
-        with suppress(OSError), self._folder() as folder:
-            folder.remove(self._temporary)
-
-    def _close(self) -> None:
-        descriptor, self._fd = self._fd, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
 def _say(descriptor: int, reason: str) -> None:
     """Make ``reason`` the content of a lock file.
 
     Its block is there from the start, so a disk that is full later takes a reason, too.
     """
     text = reason.encode("utf-8", "replace")[:_REASON_LIMIT]
-    _write_all(descriptor, memoryview(text), 0)
+    write_all(descriptor, memoryview(text), 0)
     os.ftruncate(descriptor, len(text))
 
 
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done : done + (1 << 30)], offset + done)

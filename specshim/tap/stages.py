@@ -7,10 +7,13 @@ enter: the last stage records its last layer's output.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specshim._sample_files import temporary_name
+from specshim.tap.folder import Storage
 from specshim.tap.layers import TapRefused
 
 
@@ -75,11 +78,6 @@ def check_shared(storage: str, group: Any) -> None:
     Raises:
         TapRefused: a file that the first stage made is not seen by this one.
     """
-    import os
-
-    from specshim._sample_files import temporary_name
-    from specshim.tap.folder import Storage
-
     name, descriptor = temporary_name(), -1
     with Storage(storage).using(os.path.join(storage, name)) as folder:
         if group.rank_in_group == 0:

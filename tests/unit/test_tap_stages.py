@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from specshim._sample_files import temporary_name
 from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.parts import PartMissing, Share
-from specshim.tap.sink import FileSink
+from specshim.tap.staged import StagedSink
 from specshim.tap.stages import Stage
 
 IDS, HIDDEN = (0, 8, 3, 4, 4, 7), 8
@@ -35,9 +35,9 @@ def shares() -> list[Share]:
     ]
 
 
-def sinks(folder, **options) -> list[FileSink]:
+def sinks(folder, **options) -> list[StagedSink]:
     return [
-        FileSink(len(IDS), HIDDEN, "float32", {}, storage=str(folder), share=share)
+        StagedSink(len(IDS), HIDDEN, "float32", {}, storage=str(folder), share=share)
         for share in shares()
     ]
 
@@ -163,14 +163,14 @@ def test_a_stage_that_is_killed_frees_the_one_that_waits_and_no_file_appears(tmp
     code = (
         "import sys; from specshim.tap.parts import Share\n"
         "from specshim.tap.sink import FileSink\n"
-        f"sink = FileSink(2, 8, 'float32', {{}}, share=Share(0, (1,), (0,)))\n"
+        f"sink = StagedSink(2, 8, 'float32', {{}}, share=Share(0, (1,), (0,)))\n"
         f"writer = sink.open({path!r}, announced=True, temporary={temporary!r})\n"
         "print('open', flush=True); sys.stdin.read()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as early:
         assert early.stdout.readline() == b"open\n"
-        sink = FileSink(2, HIDDEN, "float32", {}, share=Share(1, (0,), (1,)))
+        sink = StagedSink(2, HIDDEN, "float32", {}, share=Share(1, (0,), (1,)))
         writer = sink.open(path, announced=True, temporary=temporary)
         errors: list[BaseException] = []
 
