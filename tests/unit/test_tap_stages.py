@@ -162,7 +162,7 @@ def test_a_stage_that_is_killed_frees_the_one_that_waits_and_no_file_appears(tmp
     temporary, path = temporary_name(), str(tmp_path / "a.safetensors")
     code = (
         "import sys; from specshim.tap.parts import Share\n"
-        "from specshim.tap.sink import FileSink\n"
+        "from specshim.tap.staged import StagedSink\n"
         f"sink = StagedSink(2, 8, 'float32', {{}}, share=Share(0, (1,), (0,)))\n"
         f"writer = sink.open({path!r}, announced=True, temporary={temporary!r})\n"
         "print('open', flush=True); sys.stdin.read()"
