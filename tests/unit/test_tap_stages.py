@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,10 +19,11 @@ pytest.importorskip("safetensors")
 from safetensors.torch import load_file
 
 from specshim._sample_files import temporary_name
+from specshim.tap.layers import TapRefused
 from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.parts import PartMissing, Share
 from specshim.tap.staged import StagedSink
-from specshim.tap.stages import Stage
+from specshim.tap.stages import Stage, check_shared
 
 IDS, HIDDEN = (0, 8, 3, 4, 4, 7), 8
 STAGES = [Stage(rank, (0, 4, 6, 8)) for rank in range(3)]
@@ -216,3 +218,37 @@ def test_a_link_or_a_second_name_in_the_shared_files_place_is_refused(tmp_path):
         with pytest.raises(OSError):
             sink.open(path, announced=True, temporary=temporary)
     assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_stages_that_do_not_share_the_storage_path_are_refused(tmp_path, shared):
+    other = tmp_path / ("one" if shared else "two")
+    said: dict[str, str] = {}
+    meet, wait = threading.Barrier(2), threading.Barrier(2)
+
+    def group(rank: int) -> SimpleNamespace:
+        def broadcast(name: str, src: int) -> str:
+            if rank == src:
+                said["name"] = name
+            meet.wait(10)
+            return said["name"]
+
+        return SimpleNamespace(
+            rank_in_group=rank,
+            broadcast_object=broadcast,
+            barrier=lambda: wait.wait(10),
+        )
+
+    first = threading.Thread(
+        target=check_shared, args=(str(tmp_path / "one"), group(0))
+    )
+    for folder in (tmp_path / "one", other):
+        folder.mkdir(exist_ok=True)
+    first.start()
+    if shared:
+        check_shared(str(other), group(1))
+    else:
+        with pytest.raises(TapRefused, match="do not share the storage path"):
+            check_shared(str(other), group(1))
+    first.join(10)
+    assert not first.is_alive() and os.listdir(tmp_path / "one") == []
