@@ -74,13 +74,8 @@ def crowded(request, tiny, tmp_path_factory) -> Iterator[Crowded]:
         *("--num-gpu-blocks-override", "80", request.param),
         # vLLM's kernels for the CPU give requests without an adapter the last slot's
         # (its index is -1): that one stays empty here.
-        *(
-            "--enable-lora",
-            "--max-loras",
-            "2",
-            "--lora-modules",
-            f"adapter={folder / 'adapter'}",
-        ),
+        *("--enable-lora", "--max-loras", "2"),
+        *("--lora-modules", f"adapter={folder / 'adapter'}"),
     ]
     with serve(command, model, folder) as server:
         yield Crowded(server, folder / "merged")
