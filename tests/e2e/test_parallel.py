@@ -41,7 +41,7 @@ def offline(
     [
         ("llama", {"tensor_parallel_size": 2}),
         ("gemma3", {"tensor_parallel_size": 2}),
-        # Expert parallelism ends in vLLM 0.32's kernel for the CPU (segmentation fault).
+        # Expert parallelism ends in a segmentation fault of vLLM's CPU kernel (0.32).
         ("qwen3_moe", {"tensor_parallel_size": 2}),
     ],
     ids=str,
