@@ -8,6 +8,7 @@ from typing import Any
 
 from specshim import _vllm_facts as facts
 from specshim._backends import BACKEND_KEY, BACKENDS, FILE, HS_BACKENDS, lacking
+from specshim._multi import tap_child, with_child
 from specshim._plan_types import (
     REMOVE,
     Change,
@@ -92,9 +93,14 @@ def check_backend(draft: Draft) -> None:
 
 
 def kv_transfer(draft: Draft, connector: dict[str, Any]) -> dict[str, Any]:
-    """The user's kv_transfer_config with this connector in it."""
+    """The user's kv_transfer_config with this connector in it.
+
+    In a MultiConnector, that is the one which names the tap connector.
+    """
     request = draft.request
-    user = as_mapping(draft.options.get("kv_transfer_config")) or {}
+    whole = as_mapping(draft.options.get("kv_transfer_config")) or {}
+    child = tap_child(whole)
+    user = whole if child is None else child
     given = user.get("kv_connector_extra_config")
     extra = as_mapping(given)
     if extra is None and given is not None:
@@ -135,4 +141,5 @@ def kv_transfer(draft: Draft, connector: dict[str, Any]) -> dict[str, Any]:
             **({} if draft.backend == FILE else {BACKEND_KEY: draft.backend}),
         },
     }
-    return {**merged, **{key: user[key] for key in user if key not in merged}}
+    merged.update({key: user[key] for key in user if key not in merged})
+    return merged if child is None else with_child(whole, child, merged)

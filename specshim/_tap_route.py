@@ -7,6 +7,7 @@ from typing import Any
 
 from specshim import _vllm_facts as facts
 from specshim._draft import Draft, check_backend, kv_transfer
+from specshim._multi import loading
 from specshim._plan_types import Refused, as_mapping, as_size, as_true
 from specshim.detect.plugin import plugin_allowed
 
@@ -31,10 +32,6 @@ def _on(option: str) -> Callable[[Draft], bool]:
 
 
 TAP_REFUSES: tuple[tuple[str, Callable[[Draft], bool]], ...] = (
-    (
-        "pipeline parallelism (--pipeline-parallel-size)",
-        _more_than_one("pipeline_parallel_size"),
-    ),
     (
         "prefill context parallelism (--prefill-context-parallel-size)",
         _more_than_one("prefill_context_parallel_size"),
@@ -95,6 +92,13 @@ def tap_route(draft: Draft, ids: tuple[int, ...]) -> None:
         )
     _prefix_caching_off(draft)
     _hybrid_manager(draft)
+    others = loading(as_mapping(draft.options.get("kv_transfer_config")) or {})
+    if others:
+        draft.warnings.append(
+            f"{', '.join(others)} may load KV cache that was computed earlier: samples "
+            "of such requests fail with a reason, because those rows are not computed "
+            'again; give it kv_role "kv_producer" if it is only to save.'
+        )
 
 
 def _additional_config(draft: Draft, ids: tuple[int, ...]) -> dict[str, Any]:

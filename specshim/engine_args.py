@@ -9,18 +9,22 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specshim import _vllm_facts as facts
+from specshim._multi import tap_child
 from specshim.planning import REMOVE, Change
 
 
 def extracts(args: Any) -> bool:
-    """Whether ``args`` ask for hidden states: by the method, or by the connector.
+    """Whether ``args`` ask for hidden states: by the method, or by a connector.
 
     Options may be objects, mappings or JSON strings.
     """
     method = _entry(getattr(args, "speculative_config", None), "method")
     connector = _entry(getattr(args, "kv_transfer_config", None), "kv_connector")
     asked = method or getattr(args, "spec_method", None)
-    return asked == facts.EXTRACT or connector in facts.CONNECTORS
+    if asked == facts.EXTRACT or connector in facts.CONNECTORS:
+        return True
+    kv = _plain(getattr(args, "kv_transfer_config", None))
+    return isinstance(kv, Mapping) and tap_child(kv) is not None
 
 
 def _entry(option: Any, name: str) -> Any:

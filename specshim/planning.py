@@ -10,6 +10,7 @@ from specshim import _vllm_facts as facts
 from specshim._backends import BACKEND_KEY, FILE, backend_of
 from specshim._cache_route import cache_route
 from specshim._draft import Draft
+from specshim._multi import check_children, tap_child
 from specshim._plan_types import (
     REMOVE,
     Change,
@@ -119,6 +120,10 @@ def _extraction(request: Request) -> _Extraction | str:
             )
         return "kv_transfer_config is not a dict: left to vLLM"
     kv = kv or {}
+    child = tap_child(kv)
+    if child is not None:
+        check_children(kv)
+        kv = dict(child)
     method, spec_ids = _speculative(request)
     connector, module = kv.get("kv_connector"), kv.get("kv_connector_module_path")
     is_tap = connector == facts.TAP_CONNECTOR and module in (None, facts.TAP_MODULE)

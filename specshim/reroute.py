@@ -97,6 +97,7 @@ def decide(engine_args: Any) -> LaunchPlan:
 def transport_problem(engine_args: Any, decided: LaunchPlan) -> str | None:
     """Why samples could not leave; asked where nobody has asked yet, once a server."""
     from specshim._backends import BACKEND_KEY, FILE, backend_of
+    from specshim._multi import tap_child
     from specshim._plan_types import as_mapping
     from specshim._transport import backend_problem
     from specshim.engine_args import given_options, with_changes
@@ -107,6 +108,7 @@ def transport_problem(engine_args: Any, decided: LaunchPlan) -> str | None:
         return None  # by the launcher, which has asked
     options = given_options(with_changes(engine_args, decided.changes))
     kv = as_mapping(options.get("kv_transfer_config")) or {}
+    kv = dict(tap_child(kv) or kv)
     extra = as_mapping(kv.get("kv_connector_extra_config")) or {}
     connectors = kv.get("kv_connector"), kv.get("kv_connector_module_path")
     backend = extra.get(BACKEND_KEY) or backend_of(*connectors) or FILE

@@ -26,6 +26,8 @@ from specshim.tap.layers import TapRefused
 from specshim.tap.leftovers import remove_leftovers
 from specshim.tap.outlet import outlet_of, raise_file_limit
 from specshim.tap.samples import Samples, StepSamples
+from specshim.tap.stages import check_shared
+from specshim.tap.taps import Taps
 from specshim.tap.worker import TapWorker
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.specshim")
 
-TAPS = "_specshim_taps"  # attribute of the worker's VllmConfig
+TAPS = "_specshim_taps"
+"""Attribute of the worker's CompilationConfig, which the copies of a VllmConfig share:
+each connector of a MultiConnector has one."""
 
 
 @dataclass
@@ -106,6 +110,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._outlet = outlet_of(vllm_config, self._layer_ids)
         self._sync = bool(self._outlet.extra.get("sync", False))
         self._worker: TapWorker | None = None
+        self._news: News | None = None
         self._samples: Samples | None = None
         if self._outlet.storage is not None:
             self._check_storage(self._outlet.storage, role)
@@ -113,7 +118,10 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             engine = str(vllm_config.kv_transfer_config.engine_id)
             several = re.search(r"_dp\d+$", engine) is not None  # vLLM's suffix
-            self._samples = Samples(places, self._sync, data_parallel=several)
+            stages = vllm_config.parallel_config.pipeline_parallel_size > 1
+            self._samples = Samples(
+                places, self._sync, data_parallel=several, stages=stages
+            )
             self.schedulers.add(self)
 
     def _check_storage(self, storage: str, role: KVConnectorRole) -> None:
@@ -148,9 +156,12 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             TapRefused: this worker's model is not tapped.
         """
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+        from vllm.distributed.parallel_state import (
+            get_pp_group,
+            get_tensor_model_parallel_rank,
+        )
 
-        taps = getattr(self._config, TAPS, None)
+        taps: Taps | None = getattr(self._config.compilation_config, TAPS, None)
         if taps is None:
             raise TapRefused(f"this worker's model is not tapped, because {_why()}")
         if taps.layer_ids != self._layer_ids:
@@ -160,15 +171,21 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             )
         if get_tensor_model_parallel_rank() != 0:
             return  # rank 0 holds the same rows and writes them
+        if len(taps.stage.owners(taps.layer_ids)) > 1 and self._outlet.storage:
+            check_shared(self._outlet.storage, get_pp_group())
+        if not taps.slots:
+            return  # other stages have all the layers that are asked for
         raise_file_limit(self._config.scheduler_config.max_num_seqs)
         sink = self._outlet.sink(taps)
-        self._worker = TapWorker(taps, sink, self._outlet.settings(sync=self._sync))
+        settings = self._outlet.settings(taps, sync=self._sync)
+        self._worker = TapWorker(taps, sink, settings)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Before the forward of a step."""
         super().bind_connector_metadata(connector_metadata)
-        if self._worker is not None:
-            self._worker.begin()
+        metadata = self._unhandled()
+        if self._worker is not None and metadata is not None:
+            self._worker.begin(metadata.step)
 
     def wait_for_save(self) -> None:
         """After the forward, or (from 0.31) in a step without one."""
@@ -204,7 +221,16 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         if self.schedulers:  # engine and worker share a process
             _arrived(failures)
             return None
+        group: Any = get_kv_transfer_group()
+        if group is not self:  # a child of a MultiConnector, which
+            self._news = News(failures)  # counts on statistics of its children
+            return None
         return News(failures)
+
+    def build_connector_worker_meta(self) -> Any:
+        """After the above: the same from a child of a MultiConnector, if any."""
+        news, self._news = self._news, None
+        return news
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
@@ -296,8 +322,11 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         """Where engine and worker share a process, no later step may come (C4)."""
         if not has_kv_transfer_group():
             return
-        connector = get_kv_transfer_group()
-        if not isinstance(connector, TapConnector) or connector._worker is None:
+        group: Any = get_kv_transfer_group()
+        all_of_it = getattr(group, "_connectors", [group])  # a MultiConnector's
+        ours = (one for one in all_of_it if isinstance(one, TapConnector))
+        connector = next(ours, None)
+        if connector is None or connector._worker is None:
             return
         if connector._unhandled() is not None:
             return  # it may open the very sample; what has ended goes with the next

@@ -99,6 +99,47 @@ class Folder:
                 return name, descriptor
             os.close(descriptor)  # swept between its creation and our flock
 
+    def join_temporary(self, name: str) -> int:
+        """A descriptor of the file ``name``, made by the first who comes.
+
+        All who join hold it together, so that no server sweeps it away.
+
+        Raises:
+            OSError: it cannot be made, or is not what another of us made.
+        """
+        flags = OPEN_FILE | os.O_CREAT
+        while True:
+            descriptor = os.open(name, flags, FILE_MODE, dir_fd=self._descriptor)
+            try:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                    path = os.path.join(self._path, name)
+                    raise OSError(errno.EINVAL, f"{path} is in the way")
+                with suppress(OSError):  # a sweep lets go at once; no flock: no sweep
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if self.names(name, descriptor):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # swept between its creation and our flock
+
+    def open_same(self, name: str, descriptor: int) -> int:
+        """Another descriptor of the open file, by its name; OSError if it has none."""
+        another = os.open(name, OPEN_FILE, dir_fd=self._descriptor)
+        if os.path.samestat(os.fstat(another), os.fstat(descriptor)):
+            return another
+        os.close(another)
+        raise OSError(errno.ENOENT, f"{name} is another file by now")
+
+    def exists(self, name: str) -> bool:
+        """Whether there is something of this name."""
+        try:
+            self.stat(name)
+        except FileNotFoundError:
+            return False
+        return True
+
     def stat(self, name: str) -> os.stat_result:
         """What has this name, a link itself."""
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)

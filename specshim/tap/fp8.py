@@ -41,7 +41,12 @@ class FP8Sink(FileSink):
         self.rows_dtype: torch.dtype = getattr(torch, dtype)
 
     def open(
-        self, handle: str, *, announced: bool, rows: int | None = None
+        self,
+        handle: str,
+        *,
+        announced: bool,
+        rows: int | None = None,
+        temporary: str = "",
     ) -> FP8Writer:
         """As :meth:`FileSink.open`."""
         return FP8Writer(self, handle, lock=self._lock and announced, rows=rows or 0)

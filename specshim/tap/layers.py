@@ -75,7 +75,10 @@ def _lists(
 
 
 def find_decoder_layers(
-    model: torch.nn.Module, count: int, run: Callable[[], object]
+    model: torch.nn.Module,
+    count: int,
+    run: Callable[[], object],
+    ours: range | None = None,
 ) -> DecoderLayers:
     """The list of ``count`` modules that one forward runs once each and in order.
 
@@ -86,6 +89,8 @@ def find_decoder_layers(
         model: the loaded model.
         count: number of decoder layers by the model's config.
         run: runs one eager forward of ``model``.
+        ours: the layers that run on this pipeline stage; None: all of them. The list
+            has as many members on every stage.
 
     Raises:
         TapRefused: no list, or more than one, fits.
@@ -116,7 +121,8 @@ def find_decoder_layers(
                 stack.enter_context(replaced_forward(member, watch(key, index)))
         run()
 
-    in_order = [key for key in lists if order[key] == list(range(count))]
+    expected = list(range(count) if ours is None else ours)
+    in_order = [key for key in lists if order[key] == expected]
     outer = [key for key in in_order if not inside[key].intersection(in_order)]
     names = [lists[key][0] for key in outer]
     if len(outer) != 1:

@@ -162,7 +162,12 @@ class MooncakeSink:
             ) from error
 
     def open(
-        self, handle: str, *, announced: bool, rows: int | None = None
+        self,
+        handle: str,
+        *,
+        announced: bool,
+        rows: int | None = None,
+        temporary: str = "",
     ) -> MooncakeWriter:
         """Begin a sample; nothing is stored yet."""
         return MooncakeWriter(self, handle, rows)
@@ -229,7 +234,7 @@ class MooncakeWriter:
             del tensors
             self._free()
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Give its memory back; nothing is stored."""
         self._free()
 

@@ -143,7 +143,7 @@ class OutgoingSample:
                 with self._lock:
                     self._fail(f"it could not be completed: {error}")
         if self._failure is not None:
-            self._writer.abort()
+            self._writer.abort(self._failure)
         self.token_ids = ()  # they are many, and the sample may be kept for a while
         with self._lock:
             self._finished = True

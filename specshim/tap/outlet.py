@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specshim import _vllm_facts as facts
 from specshim._backends import BACKEND_KEY, BACKENDS, FILE
 from specshim._sample_files import sample_labels
 from specshim.tap.layers import TapRefused
+from specshim.tap.parts import Share
 from specshim.tap.places import FilePlaces, Places
 from specshim.tap.sink import FileSink, Sink
+from specshim.tap.staged import StagedSink
+from specshim.tap.taps import Taps
 from specshim.tap.worker import WorkerSettings
 
 if TYPE_CHECKING:
@@ -54,8 +58,19 @@ class Outlet:
         row = RowShape(len(self.layer_ids), model.get_hidden_size(), model.dtype)
         return MooncakePlaces(row)
 
-    def sink(self, taps: Any) -> Sink:
-        """The worker's part, for the rows of its ``taps``."""
+    def sink(self, taps: Taps) -> Sink:
+        """The worker's part, for the rows of its ``taps``.
+
+        Raises:
+            TapRefused: pipeline stages cannot share what this backend writes.
+        """
+        share = share_of(taps)
+        if share is not None and self.backend != FILE:
+            raise TapRefused(
+                f"the backend {self.backend} cannot be used with pipeline parallelism, "
+                "because a sample of it holds all layers at once and each stage has "
+                f"only its own; use the backend {FILE}"
+            )
         if self.backend == "mooncake":
             from specshim.tap.mooncake import MAX_BUFFER_BYTES, MooncakeSink, RowShape
 
@@ -65,13 +80,15 @@ class Outlet:
                 int(self.extra.get("max_buffer_bytes", MAX_BUFFER_BYTES)),
                 self._threads(),
             )
-        kind = FileSink
+        kind: Callable[..., FileSink] = FileSink
+        if share is not None:
+            kind = partial(StagedSink, share=share)
         if self.backend == "fp8":
             from specshim.tap.fp8 import FP8Sink
 
             kind = FP8Sink
         return kind(
-            slots=taps.rows.shape[1],
+            slots=len(self.layer_ids),
             hidden=taps.rows.shape[2],
             dtype=str(taps.rows.dtype).removeprefix("torch."),
             metadata=sample_labels(self.config, self.layer_ids, "tap"),
@@ -79,8 +96,9 @@ class Outlet:
             storage=self.storage,
         )
 
-    def settings(self, *, sync: bool) -> WorkerSettings:
+    def settings(self, taps: Taps, *, sync: bool) -> WorkerSettings:
         """Bounds of the writing side."""
+        share = share_of(taps)
         extra, default = self.extra, WorkerSettings
         return WorkerSettings(
             threads=self._threads(),
@@ -91,6 +109,7 @@ class Outlet:
                 extra.get("max_backlog_seconds", default.max_backlog_seconds)
             ),
             sync=sync,
+            early=share is not None and not share.completes,
         )
 
     def _threads(self) -> int:
@@ -120,6 +139,13 @@ def outlet_of(config: VllmConfig, layer_ids: tuple[int, ...]) -> Outlet:
             f"{', '.join(BACKENDS)}"
         )
     return Outlet(backend, extra, layer_ids, config)
+
+
+def share_of(taps: Taps) -> Share | None:
+    """What this pipeline stage writes of each file; None: all, or nothing at all."""
+    stage = taps.stage
+    others = tuple(r for r in stage.owners(taps.layer_ids) if r != stage.rank)
+    return Share(stage.rank, others, taps.slots) if others and taps.slots else None
 
 
 def raise_file_limit(max_num_seqs: int) -> None:

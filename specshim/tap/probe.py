@@ -60,7 +60,8 @@ class Proof:
     Attributes:
         inputs: layer index k -> how layer k's arguments hold the stream entering it.
         streams: layer index k -> how layer k's output holds the stream; -1 stands for
-            the embedding output.
+            the embedding output, and the one before a pipeline stage's first layer
+            for what the stage before sends.
         outputs: the real outputs, not the noise, of the layers that were asked for.
         failures: layer index -> why nothing was shown.
     """
@@ -87,7 +88,10 @@ class _Pending:
 class _Watch:
     """Follows one dummy forward: which noise went out, who took it, and how."""
 
-    def __init__(self, tokens: int, hidden: int, keep: Sequence[int]) -> None:
+    def __init__(
+        self, tokens: int, hidden: int, keep: Sequence[int], first: int = 0
+    ) -> None:
+        self.first = first
         self.tokens = tokens
         self.hidden = hidden
         self.keep = set(keep)
@@ -104,9 +108,9 @@ class _Watch:
                 if self.judging:
                     return forward(*args, **kwargs)
                 call = Call(args, kwargs)
-                if index == 0:
+                if index == self.first:
                     call = call.with_values(self._noise(call.values))
-                    self._expect(-1, call.values)
+                    self._expect(index - 1, call.values)
                 self._enter(call)
                 output = forward(*call.args, **call.kwargs)
                 self._settle_weak(forward)
@@ -310,6 +314,7 @@ def prove(
     hidden: int,
     tokens: int,
     run: Callable[[], object],
+    first: int = 0,
 ) -> Proof:
     """Show, for each id in ``layer_ids``, how to read the stream entering that layer.
 
@@ -320,6 +325,7 @@ def prove(
         hidden: hidden size.
         tokens: rows of the forward that ``run`` makes.
         run: runs one eager dummy forward of ``model``.
+        first: the first layer that runs on this pipeline stage.
 
     Raises:
         TapRefused: an id could not be shown; the message names the layer and why.
@@ -331,7 +337,7 @@ def prove(
                 f"layer id {layer_id} is out of range: {type(model).__name__} has "
                 f"{count} layers, so ids go from 0 (embeddings) to {count}"
             )
-    watch = _Watch(tokens, hidden, [i - 1 for i in layer_ids if i > 0])
+    watch = _Watch(tokens, hidden, [i - 1 for i in layer_ids if i > first], first)
     members = set(layers.modules)
     with ExitStack() as stack:
         for index, layer in enumerate(layers.modules):
@@ -350,8 +356,8 @@ def prove(
         if index not in proof.streams:
             why = proof.failures.get(index, "the dummy forward did not show its use")
             where = (
-                f"the input of {layers.name}[0]"
-                if index < 0
+                f"the input of {layers.name}[{first}]"
+                if index < first
                 else f"{layers.name}[{index}] ({type(layers.modules[index]).__name__})"
             )
             raise TapRefused(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specshim._sample_files import temporary_name
 from specshim.tap.places import Places, shown
 
 logger = logging.getLogger("vllm.specshim")
@@ -31,6 +32,7 @@ class Opened:
     rows: int | None
     token_ids: tuple[int, ...]
     serial: int = -1  # names the sample where its failure is told to the scheduler
+    temporary: str = ""  # the file's name while pipeline stages share it
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,19 @@ class Samples:
         places: chooses the samples' handles.
         sync: samples are complete before their responses leave.
         data_parallel: this engine is one of several behind one API server.
+        stages: the workers are stages of a pipeline, each of which has some layers.
     """
 
     def __init__(
-        self, places: Places, sync: bool, *, data_parallel: bool = False
+        self,
+        places: Places,
+        sync: bool,
+        *,
+        data_parallel: bool = False,
+        stages: bool = False,
     ) -> None:
         self._places = places
+        self._stages = stages
         self._sync = sync
         self._data_parallel = data_parallel
         self._samples: dict[str, _Sample] = {}
@@ -204,6 +213,7 @@ class Samples:
                 rows=None if sample.with_output else prompt_rows,
                 token_ids=tuple(token_ids or ()),
                 serial=sample.serial,
+                temporary=temporary_name() if self._stages else "",
             )
 
     def _refuse_untellable(
@@ -267,8 +277,9 @@ class Samples:
             self._fail(
                 request_id,
                 f"tokens {sample.covered} to {start - 1} were not computed but taken "
-                "from the prefix cache, so they have no hidden states; start the "
-                "server with --no-enable-prefix-caching",
+                "from the prefix cache or from another connector, so they have no "
+                "hidden states; start the server with --no-enable-prefix-caching, and "
+                "with no connector that loads",
             )
         sample.covered = max(sample.covered, start + count)
 

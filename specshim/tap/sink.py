@@ -40,7 +40,7 @@ class SampleWriter(Protocol):
     def commit(self, rows: int, token_ids: Sequence[int]) -> None:
         """All ``rows`` rows are written: make the sample visible, complete."""
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Instead of ``commit``, or after it failed: give up what was written.
 
         Either ``report`` or ``discard`` follows.
@@ -65,11 +65,20 @@ class Sink(Protocol):
     slow: bool
 
     def open(
-        self, handle: str, *, announced: bool, rows: int | None = None
+        self,
+        handle: str,
+        *,
+        announced: bool,
+        rows: int | None = None,
+        temporary: str = "",
     ) -> SampleWriter:
         """Begin a sample of ``rows`` rows, None where only the end will tell.
 
-        ``announced``: a client may wait for it through its lock.
+        Args:
+            handle: as the scheduler's half chose it.
+            announced: a client may wait for it through its lock.
+            rows: see above.
+            temporary: the name under which pipeline stages share a file.
         """
 
 
@@ -118,8 +127,7 @@ class FileSink:
         self._metadata = dict(metadata)
         self._lock = lock
         self._storage = None if storage is None else Storage(storage)
-        room = len(self.header(2**40)) + 8 + _TAILS
-        self.base = -(-room // _PAGE) * _PAGE
+        self.base = pages(len(self.header(2**40)) + 8 + _TAILS)
 
     def folder_of(self, path: str) -> Folder:
         """The folder of a file, opened; OSError where that is not safe."""
@@ -147,10 +155,24 @@ class FileSink:
         return json.dumps(tensors, separators=(",", ":")).encode()
 
     def open(
-        self, handle: str, *, announced: bool, rows: int | None = None
-    ) -> FileWriter:
+        self,
+        handle: str,
+        *,
+        announced: bool,
+        rows: int | None = None,
+        temporary: str = "",
+    ) -> SampleWriter:
         """Create the temporary file, and the lock file where clients will wait."""
         return FileWriter(self, handle, lock=self._lock and announced)
+
+    def put(self, descriptor: int, start: int, rows: memoryview) -> None:
+        """Write consecutive rows, the first being row ``start``, at their place."""
+        write_all(descriptor, rows, self.base + start * self.row_bytes)
+
+
+def pages(size: int) -> int:
+    """The smallest number of bytes in whole pages that ``size`` fits into."""
+    return -(-size // _PAGE) * _PAGE
 
 
 class FileWriter:
@@ -180,15 +202,18 @@ class FileWriter:
             if lock:  # what a waiting client finds where this process is killed
                 _say(self._lock_fd, _KILLED)
             self._folder.unlink(self._name)
-            self._temporary, self._fd = self._folder.create_temporary()
+            self._temporary, self._fd = self._create()
         except BaseException:  # a server that stops raises SystemExit anywhere
             self.discard()
             raise
 
+    def _create(self) -> tuple[str, int]:
+        """The temporary file, held: name, descriptor."""
+        return self._folder.create_temporary()
+
     def write(self, start: int, rows: memoryview) -> None:
         """Write rows at their final place; see :class:`SampleWriter`."""
-        offset = self._sink.base + start * self._sink.row_bytes
-        _write_all(self._fd, rows, offset)
+        self._sink.put(self._fd, start, rows)
 
     def ending(self) -> None:
         """Nothing to do: rows are in the file already."""
@@ -204,11 +229,11 @@ class FileWriter:
         header = self._sink.header(rows, tails)
         end = self._sink.base + rows * self._sink.row_bytes
         rest = b"".join(tail.data for tail in tails)
-        _write_all(self._fd, memoryview(rest), end)
+        write_all(self._fd, memoryview(rest), end)
         os.ftruncate(self._fd, end + len(rest))
         size = self._sink.base - 8
         start = struct.pack("<Q", size) + header.ljust(size)
-        _write_all(self._fd, memoryview(start), 0)
+        write_all(self._fd, memoryview(start), 0)
         self._close()  # some file systems report a failed write only here
         found = self._folder.stat(self._temporary)
         self._folder.rename(self._temporary, self._name)
@@ -216,7 +241,7 @@ class FileWriter:
         self._unlock()
         self._folder.close()
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Remove the temporary file; a client that knows the path still waits."""
         with suppress(OSError):
             self._close()
@@ -265,11 +290,11 @@ def _say(descriptor: int, reason: str) -> None:
     Its block is there from the start, so a disk that is full later takes a reason, too.
     """
     text = reason.encode("utf-8", "replace")[:_REASON_LIMIT]
-    _write_all(descriptor, memoryview(text), 0)
+    write_all(descriptor, memoryview(text), 0)
     os.ftruncate(descriptor, len(text))
 
 
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done : done + (1 << 30)], offset + done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from specshim.tap.layers import Forward, TapRefused, eagerly, find_decoder_layers
 from specshim.tap.ops import tap
 from specshim.tap.probe import Proof, Reading, prove
+from specshim.tap.stages import Stage, whole
 from specshim.tap.streams import Stream
 
 logger = logging.getLogger("vllm.specshim")
@@ -27,7 +28,7 @@ class Taps:
 
     Attributes:
         runner: the model runner whose forward fills the buffers.
-        layer_ids: as requested, duplicates kept; slot j of the buffers is layer_ids[j].
+        layer_ids: as requested, duplicates kept; the slots of a sample.
         rows: [max_num_batched_tokens, slots, hidden] in the model's dtype; row t is the
             t-th token of the step's batch.
         runs: int32 [slots]; how often each tap ran since it was last set to zero.
@@ -35,6 +36,7 @@ class Taps:
             forward overwrites ``rows``; None on the CPU. Allocated here, before vLLM
             profiles its memory, so that the KV cache is sized around them.
         readings: what the proof found, for the log: layer id -> reading.
+        stage: the pipeline stage, whose layers alone are recorded.
     """
 
     runner: Any
@@ -44,6 +46,12 @@ class Taps:
     stage_rows: torch.Tensor | None
     stage_runs: torch.Tensor | None
     readings: dict[int, str]
+    stage: Stage = field(default_factory=lambda: whole(0))
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slot j of the buffers is ``layer_ids[slots[j]]``."""
+        return self.stage.slots(self.layer_ids)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Taps:
         return self  # a copied config still speaks of the one model in this process
@@ -64,14 +72,18 @@ def _dummy_forward(runner: Any, tokens: int) -> Callable[[], object]:
     return run
 
 
-def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int]) -> None:
-    """Refuse where tensor-parallel ranks hold different rows (partial sums, shards)."""
+def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int], first: int) -> None:
+    """Refuse where tensor-parallel ranks hold different rows (partial sums, shards).
+
+    What a pipeline stage sends is gathered from all ranks of it, so the ranks of the
+    next one hold the same at its ``first`` layer.
+    """
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
     if group.world_size == 1:
         return
-    for layer_id in sorted({i for i in layer_ids if i > 0}):
+    for layer_id in sorted({i for i in layer_ids if i > first}):
         stream = proof.streams[layer_id - 1].value(proof.outputs[layer_id - 1])
         every = group.all_gather(stream.contiguous().unsqueeze(0), dim=0).float()
         finite = every.isfinite().all(dim=0)
@@ -86,8 +98,19 @@ def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int]) -> None:
             )
 
 
-def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Taps:
+def install_taps(
+    runner: Any,
+    vllm_config: Any,
+    layer_ids: Sequence[int],
+    stage: Stage | None = None,
+) -> Taps:
     """Tap the runner's loaded model; call before its first forward.
+
+    Args:
+        runner: a model runner whose model is loaded.
+        vllm_config: its configuration.
+        layer_ids: as requested, of all pipeline stages.
+        stage: this worker's; None where there is but one.
 
     Raises:
         TapRefused: the proof failed; nothing is changed then.
@@ -98,14 +121,17 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
     most = vllm_config.scheduler_config.max_num_batched_tokens
     tokens = min(_PROOF_TOKENS, most)
     run = _dummy_forward(runner, tokens)
+    stage = stage or whole(count)
+    ours = [layer_ids[slot] for slot in stage.slots(layer_ids)]
+    first = stage.layers.start
     with eagerly(model):
-        layers = find_decoder_layers(model, count, run)
-        proof = prove(model, layers, layer_ids, hidden, tokens, run)
-    _check_ranks_agree(proof, layer_ids)
+        layers = find_decoder_layers(model, count, run, stage.layers)
+        proof = prove(model, layers, ours, hidden, tokens, run, first)
+    _check_ranks_agree(proof, ours, first)
 
-    shape = (most, len(layer_ids), hidden)
+    shape = (most, len(ours), hidden)
     rows = torch.zeros(shape, dtype=config.dtype, device=runner.device)
-    runs = torch.zeros(len(layer_ids), dtype=torch.int32, device=runner.device)
+    runs = torch.zeros(len(ours), dtype=torch.int32, device=runner.device)
     staged = rows.device.type != "cpu"
     taps = Taps(
         runner=runner,
@@ -114,10 +140,11 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
         runs=runs,
         stage_rows=torch.empty_like(rows) if staged else None,
         stage_runs=torch.empty_like(runs) if staged else None,
-        readings={i: str(_reading(proof, i)) for i in layer_ids},
+        readings={i: str(_reading(proof, i)) for i in ours},
+        stage=stage,
     )
     slots: dict[int, list[int]] = {}
-    for slot, layer_id in enumerate(layer_ids):
+    for slot, layer_id in enumerate(ours):
         slots.setdefault(layer_id, []).append(slot)
     for layer_id, places in slots.items():
         reading = _reading(proof, layer_id)

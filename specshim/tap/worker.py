@@ -34,15 +34,20 @@ class WorkerSettings:
     max_backlog_seconds: float = 4.0
     sync: bool = False
     path_wait_seconds: float = 5.0  # for the sample before on the same path
+    early: bool = False  # a pipeline stage that leaves its samples to a later one
 
 
 class TapWorker:
-    """Follows the steps of the worker that owns the rows (tensor-parallel rank 0)."""
+    """Follows the steps of the worker that owns the rows.
+
+    That is tensor-parallel rank 0, in each stage of a pipeline.
+    """
 
     def __init__(self, taps: Taps, sink: Sink, settings: WorkerSettings) -> None:
         self._taps = taps
         self._sink = sink
         self._settings = settings
+        self._early = settings.early
         self._snapshots = Snapshots(taps)
         self._backlog = Backlog(
             settings.max_backlog_bytes, settings.max_backlog_seconds
@@ -57,12 +62,33 @@ class TapWorker:
             initializer=self._snapshots.use_device,
         )
 
-    def begin(self) -> None:
-        """Before a forward: the taps have not run yet."""
+    def begin(self, step: StepSamples) -> None:
+        """Before a forward: the taps have not run yet.
+
+        An earlier stage of a pipeline takes up its samples now, so that the one that
+        completes them finds it there. That one's forward comes after this; what the
+        stages do after their forwards has no order.
+        """
         self._taps.runs.zero_()
+        if self._early:
+            self._admit(step)
 
     def step(self, step: StepSamples) -> None:
-        """After a step's forward, or in a step without one.
+        """After a step's forward, or in a step without one."""
+        if not self._early:
+            self._admit(step)
+        try:
+            completed = self._record(step)
+        except Exception as error:  # the samples of this step fail, the server lives
+            completed = []
+            for request_id in step.scheduled:
+                self.drop(request_id, f"its rows could not be taken: {error}")
+        if self._settings.sync:
+            for sample in completed:
+                sample.done.wait()
+
+    def _admit(self, step: StepSamples) -> None:
+        """Take note of the samples that end in this step, and of those that begin.
 
         What has ended comes first: its path may be used again in the same step, and
         so may its id. The scheduler's half never notes the end of what it opens in
@@ -78,15 +104,6 @@ class TapWorker:
                 told.discard("its client left while the answer was on its way")
         for request_id, opened in step.opened.items():
             self._open(request_id, opened)
-        try:
-            completed = self._record(step)
-        except Exception as error:  # the samples of this step fail, the server lives
-            completed = []
-            for request_id in step.scheduled:
-                self.drop(request_id, f"its rows could not be taken: {error}")
-        if self._settings.sync:
-            for sample in completed:
-                sample.done.wait()
 
     def _open(self, request_id: str, opened: Opened) -> None:
         earlier = self._by_path.get(opened.path)
@@ -102,7 +119,10 @@ class TapWorker:
                 return
         try:
             writer = self._sink.open(
-                opened.path, announced=not self._settings.sync, rows=opened.rows
+                opened.path,
+                announced=not self._settings.sync,
+                rows=opened.rows,
+                temporary=opened.temporary,
             )
         except Exception as error:  # whatever it is, the server lives
             self._refuse(request_id, opened, str(error))

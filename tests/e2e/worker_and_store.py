@@ -15,7 +15,7 @@ import torch
 from hs_connectors.mooncake_store import MooncakeHiddenStatesStore, MooncakeStoreConfig
 
 from specshim.tap.mooncake import MooncakePlaces, MooncakeSink, RowShape
-from specshim.tap.samples import Samples
+from specshim.tap.samples import Samples, StepSamples
 from specshim.tap.taps import Taps
 from specshim.tap.worker import TapWorker, WorkerSettings
 
@@ -39,7 +39,7 @@ class Engine:
 
     def step(self, batch: dict[str, tuple[int, int]], *, runs: int = 1) -> None:
         """``batch``: {name: (start, count)}."""
-        self.worker.begin()
+        self.worker.begin(StepSamples())
         starts, row = [], 0
         for name, (start, count) in batch.items():
             self.samples.schedule(name, start, count)

@@ -78,7 +78,7 @@ def test_trust_remote_code_reaches_vllm_once() -> None:
         (["MODEL", "--target-layer-ids", "9"], "out of range"),
         (["MODEL", "--target-layer-ids"], "The list of layer ids is empty"),
         (["MODEL", "--hidden-states-backend", "zip"], "'zip' is unknown"),
-        (["MODEL", "--", "-pp", "2"], "pipeline parallelism"),
+        (["MODEL", "--", "-pcp", "2"], "prefill context parallelism"),
         (["MODEL", "--kv-transfer-config", "notjson"], "is not valid JSON: notjson"),
     ],
 )

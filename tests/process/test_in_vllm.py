@@ -138,3 +138,54 @@ def test_an_untapped_worker_says_why(
     )
     said = environment("vllm-0.32.0").evaluate(code, variables)
     assert said.splitlines()[-1].startswith(reason)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
+SPLITTING = (
+    {"enable_dbo": True},
+    {"ubatch_size": 2},
+    {"prefill_context_parallel_size": 2},
+    {"kv_sharing_fast_prefill": True},
+)
+PASSES = (  # 0.32 has them no more
+    {"compilation_config": {"pass_config": {"enable_sp": True}}},
+    {"compilation_config": {"pass_config": {"fuse_gemm_comms": True}}},
+)
+
+
+@pytest.mark.parametrize(
+    ("release", "options"),
+    [("vllm-0.20.1", (*SPLITTING, *PASSES)), ("vllm-0.32.0", SPLITTING)],
+    ids=["0.20.1", "0.32.0"],
+)
+def test_what_splits_rows_is_refused_before_a_model_is_loaded(
+    environment: Callable, release: str, options: tuple, tmp_path: Path
+) -> None:
+    """There are no weights here."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    tap = {"kv_connector": "TapConnector", "kv_role": "kv_producer"}
+    base = {
+        "model": str(tmp_path),
+        "skip_tokenizer_init": True,
+        "additional_config": {"specshim": {"layer_ids": [2]}},
+        "kv_transfer_config": {
+            **tap,
+            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "hs")},
+        },
+    }
+    job = json.dumps({"base": base, "options": options})
+    done = environment(release).run(str(SCRIPTS / "refused_options.py"), job)
+    said = [line for line in done.stdout.splitlines() if line.startswith("SAID ")]
+    assert len(said) == len(options), done.stderr[-3000:]
+    for line in said:
+        sentence = json.loads(line.removeprefix("SAID "))
+        assert sentence.startswith("specshim: The tap route cannot record layers under")
+        assert sentence.count(". ") == 0

@@ -187,7 +187,6 @@ def test_prefix_caching_is_kept_where_the_user_asked_for_it() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"pipeline_parallel_size": 2},
         {"prefill_context_parallel_size": 2},
         {"enable_dbo": True},
         {"ubatch_size": 2},

@@ -14,7 +14,7 @@ store = pytest.importorskip("hs_connectors.mooncake_store")
 from specshim.tap.layers import TapRefused
 from specshim.tap.mooncake import Form, MooncakePlaces, MooncakeSink, RowShape
 from specshim.tap.room import Room
-from specshim.tap.samples import Samples
+from specshim.tap.samples import Samples, StepSamples
 from specshim.tap.taps import Taps
 from specshim.tap.worker import TapWorker, WorkerSettings
 
@@ -232,7 +232,7 @@ class Engine:
         self.worker = TapWorker(taps, self.sink, WorkerSettings(threads=4))
 
     def step(self, batch: dict[str, tuple[int, int]], *, runs: int = 1) -> None:
-        self.worker.begin()
+        self.worker.begin(StepSamples())
         ends = [0]
         for name, (start, count) in batch.items():
             self.samples.schedule(name, start, count)

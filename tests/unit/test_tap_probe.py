@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from specshim.tap.layers import TapRefused, find_decoder_layers
+from specshim.tap.stages import Stage
 from specshim.tap.taps import install_taps
 
 TOKENS, HIDDEN, LAYERS = 17, 24, 4
@@ -407,3 +408,63 @@ def test_nan_outputs_do_not_hide_the_stream():
         1: "argument[1] + argument[2]",
         LAYERS: "output[0] + output[1]",
     }
+
+
+class Half(Model):
+    """The first or the second stage of a pipeline; the other's layers are missing."""
+
+    def __init__(self, layer, ours: range) -> None:
+        super().__init__(layer)  # the same weights in both: seeded
+        del self.same
+        self.ours, self.sent = ours, None
+        for index in set(range(LAYERS)) - set(ours):
+            self.layers[index] = nn.Identity()
+
+    def forward(self, ids):
+        h, r = (self.embed(ids), None) if self.ours.start == 0 else self.received(ids)
+        for index in self.ours:
+            out = self.layers[index](torch.arange(len(h)), h, r)
+            h, r = out if isinstance(out, tuple) else (out, None)
+        if self.ours.stop < LAYERS:
+            self.sent = h, r
+            return self.sent
+        return (
+            self.norm(h) if r is None or self.finish == "norm(h)" else self.norm(h, r)
+        )
+
+    def received(self, ids):
+        if self.sent is None:  # as in a dummy run: empty tensors
+            return torch.zeros(len(ids), HIDDEN), torch.zeros(len(ids), HIDDEN)
+        h, r = self.sent
+        return h.clone(), None if r is None else r.clone()
+
+
+@pytest.mark.parametrize("layer", [Pending, Stale, Plain, StaleNormLast, Parallel])
+@pytest.mark.parametrize("asked", [(0, 2, 1, 4, 3, 2), (1,), (2, 4)], ids=str)
+def test_each_pipeline_stage_records_its_layers(layer, asked):
+    ids = torch.randint(0, 50, (31,))
+    finish = "norm(h, r)" if layer is Pending else "norm(h)"
+    expected = truths(Model(layer, finish=finish), ids)
+    stages = [Stage(rank, (0, 2, LAYERS)) for rank in range(2)]
+    halves = [Half(layer, stage.layers) for stage in stages]
+    for half in halves:
+        half.finish = finish
+    taps = [
+        install_taps(runner_of(half), config(), asked, stage)
+        for half, stage in zip(halves, stages, strict=True)
+    ]
+    with torch.inference_mode():
+        halves[1].sent = halves[0](ids)
+        halves[1](ids)
+    for tapped in taps:
+        for column, slot in enumerate(tapped.slots):
+            recorded = tapped.rows[:31, column]
+            torch.testing.assert_close(recorded, expected[asked[slot]])
+        assert tapped.runs.tolist() == [1] * len(tapped.slots)
+    assert sorted(taps[0].slots + taps[1].slots) == list(range(len(asked)))
+
+
+def test_layers_that_are_not_where_the_stage_should_have_them_are_refused():
+    half = Half(Pending, range(2))
+    with pytest.raises(TapRefused, match="decoder layers of Half were not found"):
+        install_taps(runner_of(half), config(), (1,), Stage(0, (0, 3, LAYERS)))

@@ -52,7 +52,7 @@ class Engine:
 
     def step(self, batch, *, runs: int = 1, **notes) -> None:
         """``batch``: {name: (start, count)} in the runner's order."""
-        self.worker.begin()
+        self.worker.begin(StepSamples())
         self.runner.input_batch.req_ids = list(batch)
         starts, row = [], 0
         for name, (start, count) in batch.items():
@@ -142,7 +142,7 @@ def test_a_forward_without_taps_leaves_no_file(engine, runs, caplog):
 
 def test_a_step_without_a_forward_records_nothing(engine):
     engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
-    engine.worker.begin()
+    engine.worker.begin(StepSamples())
     engine.worker.step(StepSamples())
     engine.step({"a": (4, 4)})
     assert engine.finish() == ["a"]
@@ -459,3 +459,11 @@ def test_an_abort_is_no_news(engine):
     engine.step({}, dropped={"a": "the request was aborted"})
     engine.finish()
     assert engine.worker.failures() == {} and os.listdir(engine.folder) == []
+
+
+def test_an_earlier_pipeline_stage_takes_its_samples_up_before_its_forward(tmp_path):
+    """The stage that completes them may be done with the step before this one is."""
+    engine = Engine(tmp_path, early=True)
+    engine.worker.begin(StepSamples(opened=engine.open("a", 4)))
+    assert [name.endswith(".partial") for name in os.listdir(tmp_path)].count(True) == 1
+    engine.worker.shutdown()
