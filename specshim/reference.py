@@ -27,8 +27,8 @@ class PromptStates:
     """The states of one prompt.
 
     ``stream[k]`` is the residual stream entering layer k, ``[tokens, hidden]``:
-    0 is what the first layer receives, ``num_hidden_layers`` what the last one
-    gives, before the final norm. ``post_norm`` is the latter after the final
+    0 is what the first layer receives, ``num_hidden_layers`` what the final norm
+    takes. ``post_norm`` is the latter after the final
     norm, None where the model does not give it.
     """
 
@@ -220,41 +220,68 @@ def _run(
     """One prompt; ``active`` is the stream to take where a layer carries several.
 
     Hooks rather than ``output_hidden_states``: the last entry of that has gone
-    through the final norm.
+    through the final norm. What enters a layer, rather than what the one before it
+    gives: models add image features between the two (Qwen3-VL), and before the final
+    norm Gemma-3n takes the mean of its streams.
     """
     import torch
 
     tokens = len(token_ids)
-    stream: list[Tensor] = []
+    entered: dict[int, Tensor] = {}
+    left: list[Tensor] = []
+    normed: list[tuple[Tensor, Tensor]] = []  # what each module outside the layers
     post_norm: list[Tensor] = []
 
-    def record(value: Any) -> None:
-        stream.append(_rows(value, tokens, active))
-
-    def entering(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        record(args[0] if args else kwargs["hidden_states"])
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
+        entered[order[module]] = _rows(value, tokens, active)
 
     def leaving(_: nn.Module, __: Any, output: Any) -> None:
-        record(output)
+        left.append(_rows(output, tokens, active))
+
+    def outside(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and _has_rows(args[0], tokens) and _has_rows(output, tokens):
+            normed.append(
+                (_rows(args[0], tokens, active), _rows(output, tokens, active))
+            )
 
     def finished(_: nn.Module, __: Any, output: Any) -> None:
         last = getattr(output, "last_hidden_state", None)
         if last is not None:
             post_norm.append(_rows(last, tokens, active))
 
+    order = {layer: index for index, layer in enumerate(layers)}
+    others = [child for child in parent.children() if not _holds(child, layers)]
     with _hooks(
         [
-            layers[0].register_forward_pre_hook(entering, with_kwargs=True),
-            *[layer.register_forward_hook(leaving) for layer in layers],
+            *[
+                layer.register_forward_pre_hook(entering, with_kwargs=True)
+                for layer in layers
+            ],
+            layers[-1].register_forward_hook(leaving),
+            *[child.register_forward_hook(outside) for child in others],
             parent.register_forward_hook(finished),
         ]
     ):
         _forward(network, token_ids)
+    final = left[-1]
+    if post_norm and normed and torch.equal(normed[-1][1], post_norm[-1]):
+        final = normed[-1][0]
     return PromptStates(
         token_ids=tuple(token_ids),
-        stream=torch.stack(stream),
+        stream=torch.stack([*[entered[k] for k in range(len(layers))], final]),
         post_norm=post_norm[-1] if post_norm else None,
     )
+
+
+def _holds(module: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    return any(member is layer for member in module.modules() for layer in layers)
+
+
+def _has_rows(value: Any, tokens: int) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and tuple(value.shape[:-1]) == (1, tokens)
 
 
 def _rows(value: Any, tokens: int, active: int) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 
 from specshim.tap.layers import Forward, TapRefused, eagerly, find_decoder_layers
 from specshim.tap.ops import tap
-from specshim.tap.probe import Proof, Reading, prove
+from specshim.tap.probe import prove
+from specshim.tap.proof import Proof, Reading
 from specshim.tap.streams import Stream
 
 logger = logging.getLogger("vllm.specshim")
@@ -72,8 +73,10 @@ def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int]) -> None:
     if group.world_size == 1:
         return
     for layer_id in sorted({i for i in layer_ids if i > 0}):
-        stream = proof.streams[layer_id - 1].value(proof.outputs[layer_id - 1])
-        every = group.all_gather(stream.contiguous().unsqueeze(0), dim=0).float()
+        output = proof.outputs[layer_id - 1]
+        stream = proof.streams.get(layer_id - 1)
+        value = _all_states(output) if stream is None else stream.value(output)
+        every = group.all_gather(value.contiguous().unsqueeze(0), dim=0).float()
         finite = every.isfinite().all(dim=0)
         spread = (every - every[0]).abs()[:, finite]
         scale = every[:, finite].abs()
@@ -84,6 +87,12 @@ def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int]) -> None:
                 f"{layer_id - 1} (partial sums or token shards); use tensor parallel "
                 "size 1, and please report this model"
             )
+
+
+def _all_states(output: Any) -> torch.Tensor:
+    """Everything a layer returns, for ids that the final norm's input stands for."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    return torch.cat([v.flatten() for v in values if isinstance(v, torch.Tensor)])
 
 
 def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Taps:
@@ -122,7 +131,7 @@ def install_taps(runner: Any, vllm_config: Any, layer_ids: Sequence[int]) -> Tap
     for layer_id, places in slots.items():
         reading = _reading(proof, layer_id)
         if isinstance(reading, Reading):
-            module = layers.modules[layer_id]
+            module = (*layers.modules, *(proof.final_norm or ())[:1])[layer_id]
             wrap = _input_tap(taps, reading, tuple(places))
         else:
             module = layers.modules[layer_id - 1]
@@ -138,9 +147,15 @@ def _reading(proof: Proof, layer_id: int) -> Reading | Stream:
     """Where id ``layer_id`` is recorded: at its layer's entry if that can be read.
 
     What the model's own code does between two layers (DeepStack adds image features)
-    is in the stream then. The last id has no layer to enter.
+    is in the stream then. The last id has no layer to enter: it is what the last
+    layer gives, or, where the model makes something else of that (Gemma-3n the mean of
+    all its streams), what its final norm takes.
     """
-    return proof.inputs.get(layer_id) or proof.streams[layer_id - 1]
+    if layer_id in proof.inputs:
+        return proof.inputs[layer_id]
+    if layer_id - 1 in proof.streams or proof.final_norm is None:
+        return proof.streams[layer_id - 1]
+    return proof.final_norm[1]
 
 
 def _output_tap(
