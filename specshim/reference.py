@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ def compute_reference(
     *,
     device: str = "cpu",
     trust_remote_code: bool = False,
+    extras: Sequence[Mapping[str, Any]] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[PromptStates]:
     """Run ``prompts`` one at a time through ``model`` and record every layer.
@@ -77,6 +78,7 @@ def compute_reference(
         model: a folder or hub id with the weights that the server serves.
         prompts: token ids, one sequence each.
         dtype: of weights and computation, "float32", "bfloat16" or "float16".
+        extras: per prompt, what the model takes beside token ids (pixel values, ...).
         progress: called after each prompt with the number done.
 
     Returns:
@@ -103,7 +105,8 @@ def compute_reference(
             active = getattr(text_config, "altup_active_idx", 0)
             states = []
             for done, prompt in enumerate(prompts, start=1):
-                states.append(_run(network, parent, layers, prompt, active))
+                extra = extras[done - 1] if extras else {}
+                states.append(_run(network, parent, layers, prompt, active, extra))
                 if progress is not None:
                     progress(done)
             return states
@@ -182,7 +185,7 @@ def _decoder_layers(
             for layer in {id(layer): layer for layer in members}.values()
         ]
     ):
-        _forward(network, probe)
+        _forward(network, probe, {})
     for name in sorted(candidates, key=lambda name: name.count(".")):
         wanted = [id(layer) for layer in candidates[name]]
         if [call for call in calls if call in set(wanted)] == wanted:
@@ -202,12 +205,15 @@ def _hooks(handles: Sequence[Any]) -> Iterator[None]:
             handle.remove()
 
 
-def _forward(network: nn.Module, token_ids: Sequence[int]) -> Any:
+def _forward(
+    network: nn.Module, token_ids: Sequence[int], extra: Mapping[str, Any]
+) -> Any:
     import torch
 
     device = next(network.parameters()).device
     ids = torch.tensor([list(token_ids)], device=device)
-    return network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    mask = torch.ones_like(ids)
+    return network(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
 
 
 def _run(
@@ -216,6 +222,7 @@ def _run(
     layers: Sequence[nn.Module],
     token_ids: Sequence[int],
     active: int,
+    extra: Mapping[str, Any],
 ) -> PromptStates:
     """One prompt; ``active`` is the stream to take where a layer carries several.
 
@@ -263,7 +270,7 @@ def _run(
             parent.register_forward_hook(finished),
         ]
     ):
-        _forward(network, token_ids)
+        _forward(network, token_ids, extra)
     final = left[-1]
     if post_norm and normed and torch.equal(normed[-1][1], post_norm[-1]):
         final = normed[-1][0]

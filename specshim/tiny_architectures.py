@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specshim.tiny_rows import dense, experts, recurrent
+from specshim.tiny_rows import dense, experts, further, multimodal, recurrent
 from specshim.tiny_rows.base import (
     BOS,
     EOS,
@@ -30,6 +30,12 @@ __all__ = [
     "TinyModel",
 ]
 
-_ROWS = (*dense.ROWS, *experts.ROWS, *recurrent.ROWS)
+_ROWS = (
+    *dense.ROWS,
+    *experts.ROWS,
+    *recurrent.ROWS,
+    *multimodal.ROWS,
+    *further.ROWS,
+)
 
 ARCHITECTURES: Mapping[str, TinyModel] = {row.name: row for row in _ROWS}

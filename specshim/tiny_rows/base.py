@@ -13,6 +13,8 @@ from typing import Any
 WORDS = 508
 UNK, BOS, EOS, PAD = range(WORDS, WORDS + 4)
 VOCAB_SIZE = WORDS + 4
+# Of the words, those that models with a vision tower take as marks around an image.
+IMAGE, VIDEO, VISION_START, VISION_END = range(WORDS - 4, WORDS)
 LAYERS = 8
 SLIDING_WINDOW = 32
 
@@ -21,13 +23,17 @@ SLIDING_WINDOW = 32
 class TinyModel:
     """One row: the name it goes by, its config.json, and how its weights are drawn.
 
-    ``scales`` multiplies the weights whose names hold one of its keys.
+    ``scales`` multiplies the weights whose names hold one of its keys. ``builder`` is
+    the class in transformers where vLLM gives the architecture another name. With
+    ``takes_images`` there is a processor beside the tokenizer.
     """
 
     name: str
     config: Mapping[str, Any]
     embedding_std: float = 1.0
     scales: Mapping[str, float] = field(default_factory=dict)
+    builder: str = ""
+    takes_images: bool = False
 
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -74,6 +80,7 @@ def row(
     embedding_std: float = 1.0,
     scales: Mapping[str, float] | None = None,
     without: Sequence[str] = (),
+    builder: str = "",
     **fields: Any,
 ) -> TinyModel:
     """A row; ``without`` names common fields that this config does not have."""
@@ -83,4 +90,4 @@ def row(
         **{name: value for name, value in COMMON.items() if name not in without},
         **fields,
     }
-    return TinyModel(name, config, embedding_std, scales or {})
+    return TinyModel(name, config, embedding_std, scales or {}, builder)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def sigmoid_router() -> None:
-    """Route by the scores' sigmoid where experts have no groups: as one group of all."""
+    """Route by the scores' sigmoid where experts have no groups: one group of all."""
     from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
     compute: Callable[..., Any] = CPURouter._compute_routing
