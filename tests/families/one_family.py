@@ -15,6 +15,7 @@ from typing import Any
 
 from family_runs import Run
 from stand_ins import STAND_INS
+from with_image import pictured
 
 REFUSED, CANNOT_START, NO_REFERENCE = "refused", "cannot start", "no reference"
 
@@ -211,5 +212,6 @@ def generate(
 
 CHECKS: dict[str, Callable[[Run, Path], dict[str, Any]]] = {
     "tapped": tapped,
+    "pictured": pictured,
     "plain": plain,
 }
