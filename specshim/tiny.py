@@ -29,7 +29,7 @@ from specshim.tiny_rows.base import IMAGE, VIDEO, VISION_END, VISION_START
 
 __all__ = ["ARCHITECTURES", "TinyModel", "TinyModelError", "ensure_tiny_model"]
 
-_RECIPE = 1  # counts changes of the weights or the tokenizer made below
+_RECIPE = 3  # counts changes of the weights or the tokenizer made below
 _VECTOR_STD = 0.05
 
 _CHAT_TEMPLATE = (
@@ -223,6 +223,7 @@ def _write_processor(folder: Path, spec: TinyModel) -> None:
     }
     for name, kind in kinds.items():
         (folder / name).write_text(json.dumps({**common, **kind}, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(_IMAGE_CHAT_TEMPLATE)
 
 
 def _write_tokenizer(folder: Path, marks: Mapping[int, str]) -> None:
@@ -247,6 +248,8 @@ def _write_tokenizer(folder: Path, marks: Mapping[int, str]) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(list(special))
+    if marks:  # transformers builds its own tokenizer around the vocabulary for these
+        tokenizer.add_tokens(list(words))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -64,6 +64,12 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
         "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
         "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
     },
+    **{
+        name: {"why": "window beyond all prompts: vLLM's is one token wider"}
+        for name in ("cohere2", "cohere2_moe")
+    },
+    "bloom": {"why": "vLLM takes the exact GELU, transformers its approximation"},
+    "apertus": {"why": "vLLM holds the parameters of xIELU in bfloat16"},
     "lfm2_moe": {"options": _NO_CUSTOM_OPS, "why": _ROTARY},
     "minimax_m2": {
         "stand_ins": ("sigmoid_router",),

@@ -15,7 +15,7 @@ from typing import Any
 
 from family_runs import Run
 from stand_ins import STAND_INS
-from with_image import pictured
+from with_image import pictured, verdict
 
 REFUSED, CANNOT_START, NO_REFERENCE = "refused", "cannot start", "no reference"
 
@@ -99,14 +99,17 @@ def tapped(run: Run, folder: Path) -> dict[str, Any]:
         return {"result": "wrong", "error": f"{len(missing)} fail: {missing[0]}"}
     seen = compare(samples, layer_ids, exact, rounded)
     answer: dict[str, Any] = {
-        "result": {"warning": "right"}.get(seen.status, seen.status),
+        "result": verdict(seen),
         "worst": float(f"{max(layer.worst for layer in seen.layers):.2g}"),
         "layers": len(layer_ids),
     }
     if answer["result"] != "right":
         print("per layer", [(layer.layer_id, layer.worst) for layer in seen.layers])
         wrong = [f for f in seen.findings if f.wrong][:1]
-        answer["error"] = "; ".join(f"{f.kind}: {f.text}" for f in wrong)
+        answer["error"] = "; ".join(f"{f.kind}: {f.text}" for f in wrong) or (
+            "more than the rounding of float32: from layer to layer "
+            + ", ".join(f"{layer.worst:.0e}" for layer in seen.layers)
+        )
     return answer
 
 

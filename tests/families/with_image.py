@@ -18,6 +18,13 @@ from family_runs import Run
 LAYERS = 8
 
 
+def verdict(seen: Any) -> str:
+    """As specshim verify says it; in float32 a warning is more than rounding."""
+    if seen.status == "warning":
+        return "near" if seen.dtype == "float32" else "right"
+    return str(seen.status)
+
+
 def picture(seed: int, width: int, height: int) -> Any:
     """Random pixels."""
     from PIL import Image
@@ -119,7 +126,7 @@ def pictured(run: Run, folder: Path) -> dict[str, Any]:
     seen = compare(samples, list(range(LAYERS + 1)), exact, rounded)
     print(seen)
     told = {
-        "result": {"warning": "right"}.get(seen.status, seen.status),
+        "result": verdict(seen),
         "layers": LAYERS + 1,
     }
     if seen.layers:
