@@ -28,6 +28,13 @@ from specshim.tap.streams import (
 MATCH = 0.02
 
 
+_NONE = -1  # no element of an output
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 @dataclass
 class _Pending:
     """A producer whose noise has not been recognised yet; -1 is the embedding."""
@@ -39,6 +46,8 @@ class _Pending:
     places: dict[Stream, Stream] = field(default_factory=dict)  # into the arguments
     call: Call | None = None  # the next layer's call, before it changed anything
     weak: Stream | None = None  # taken first, but by something that is no norm
+    storages: dict[int, int | None] = field(default_factory=dict)  # -> element
+    read: dict[int | None, str] = field(default_factory=dict)  # element -> first reader
 
 
 @dataclass
@@ -83,7 +92,7 @@ class Watch:
                     self._enter(call)
                 output = forward(*call.args, **call.kwargs)
                 with self._ours():
-                    self._settle_weak(forward)
+                    self._settle_weak()
                     self.settle()
                     self.ended = index == self.last
                     return self._replace(index, output)
@@ -103,6 +112,8 @@ class Watch:
             for stream in candidates(parts)
         ]
         self.pending = _Pending(index, output, parts, values)
+        for part in parts:
+            self.pending.storages[_storage(part.of(output))] = part.element
 
     def _enter(self, call: Call) -> None:
         """Find the pending noise among the arguments of the layer that comes next."""
@@ -143,28 +154,36 @@ class Watch:
         self.pending = None
 
     def _leave_out(self, pending: _Pending, stream: Stream) -> None:
-        """Note the elements that the reading leaves out; nobody may read them then."""
+        """Note the elements that the reading leaves out; nobody may read them."""
         used = {part.element for part in (stream.main, stream.residual) if part}
         others = [part for part in pending.parts if part.element not in used]
         if pending.index >= 0 and others:
             self.proof.partial.add(pending.index)
             for part in others:
                 noise = part.of(pending.output)  # kept, so that its place stays its own
-                storage = noise.untyped_storage().data_ptr()
-                self.left_out[storage] = pending.index, noise
+                self.left_out[_storage(noise)] = pending.index, noise
+                if part.element in pending.read:
+                    self._not_left_out(pending.index, pending.read[part.element])
+
+    def _not_left_out(self, index: int, reader: str) -> None:
+        self.proof.streams.pop(index, None)
+        self.proof.inputs.pop(index + 1, None)
+        self.proof.failures[index] = (
+            f"the model goes on with one of its tensors, and yet {reader} reads the "
+            "other"
+        )
 
     def was_read(self, tensor: torch.Tensor, name: str) -> None:
-        """An operation takes ``tensor``: is it noise that was thought left out?"""
-        if self.judging or not self.left_out or tensor.device.type == "meta":
+        """An operation takes ``tensor``: is it noise that may be left out?"""
+        if self.judging or tensor.device.type == "meta":
             return
-        found = self.left_out.pop(tensor.untyped_storage().data_ptr(), None)
+        if self.pending is not None:
+            element = self.pending.storages.get(_storage(tensor), _NONE)
+            if element != _NONE:
+                self.pending.read.setdefault(element, name)
+        found = self.left_out.pop(_storage(tensor), None)
         if found is not None:
-            index, _ = found
-            self.proof.streams.pop(index, None)
-            self.proof.inputs.pop(index + 1, None)
-            self.proof.failures[index] = (
-                f"a norm takes one of its tensors, and yet {name} reads the other"
-            )
+            self._not_left_out(found[0], name)
 
     def settle(self) -> None:
         """The consumer has run; whatever it did not show is a failure."""
@@ -177,6 +196,7 @@ class Watch:
 
     def end(self, returned: Any) -> None:
         """The model has returned; which norm's output is it?"""
+        self._settle_weak()
         self.settle()
         wanted = [
             value.reshape(-1, self.hidden)
@@ -192,29 +212,17 @@ class Watch:
             self.proof.final_norm = calls[-1].module, calls[-1].reading
         self.norms.clear()
 
-    def _settle_weak(self, forward: Forward) -> None:
-        """A part taken by no norm is the stream if the layer ignores all others."""
+    def _settle_weak(self) -> None:
+        """A part taken first by what is no norm is the stream if no other is read.
+
+        Whether one is read, a second forward watches (:meth:`was_read`); several
+        streams in one tensor cannot be told apart by that.
+        """
         pending = self.pending
-        if pending is None or pending.weak is None or pending.call is None:
+        if pending is None or pending.weak is None:
             return
-        others = [
-            pending.places[stream].main
-            for stream, _ in pending.candidates
-            if stream.residual is None
-            and stream != pending.weak
-            and stream in pending.places
-        ]
-        runs = []
-        for _ in range(2):
-            call = pending.call.cloned()
-            for part in others:
-                value = part.of(call.values)
-                value.copy_(self._noise(value))
-            output = forward(*call.args, **call.kwargs)
-            runs.append([p.of(output) for p in self._parts(output)])
-        if runs[0] and all(
-            relative_error(a, b) < MATCH for a, b in zip(*runs, strict=True)
-        ):
+        element = pending.weak.main.element
+        if sum(part.element == element for part in pending.parts) == 1:
             self._accept(pending.weak)
 
     def _parts(self, output: Any) -> list[Part]:

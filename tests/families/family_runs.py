@@ -91,7 +91,12 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 RUNS: tuple[Run, ...] = (
     *(Run(name, **_SPECIAL.get(name, {})) for name in ARCHITECTURES),
     *(
-        Run(name, mode="chat with an image, server", check="pictured")
+        Run(
+            name,
+            mode="chat with an image, server",
+            options=_IMAGES,
+            check="pictured",
+        )
         for name, row in ARCHITECTURES.items()
         if row.takes_images
     ),

@@ -25,7 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-SECONDS = 300
+SECONDS = 600
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -16,6 +16,7 @@ from typing import Any
 from family_runs import Run
 
 LAYERS = 8
+START_SECONDS = 400  # three processes import vLLM, on a machine that may be busy
 
 
 def verdict(seen: Any) -> str:
@@ -98,7 +99,7 @@ def pictured(run: Run, folder: Path) -> dict[str, Any]:
         if name != "VLLM_ENABLE_V1_MULTIPROCESSING"
     }
     with running(command, log, environment) as process:
-        wait_until_healthy(process, url, 200)
+        wait_until_healthy(process, url, START_SECONDS)
         for index, (messages, _) in enumerate(chats):
             body = {
                 "model": str(model),

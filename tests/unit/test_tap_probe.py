@@ -367,6 +367,36 @@ class DelayedModel(Model):
         return self.norm(h) + r
 
 
+class DelayedNormLast(StaleNormLast):
+    """What looks like EXAONE-4's stale residual is added at the end of the layer."""
+
+    def forward(self, positions, hidden_states, residual):
+        out, _ = super().forward(positions, hidden_states, residual)
+        return (out if residual is None else out + residual), hidden_states
+
+
+def test_a_tensor_read_after_the_mixer_is_not_stale():
+    with pytest.raises(TapRefused, match=r"and yet aten.add.Tensor reads the other"):
+        install_taps(
+            runner_of(Model(DelayedNormLast, finish="norm(h)")), config(), (2,)
+        )
+
+
+class Uninitialised(StaleNormLast):
+    """Attention without metadata gives whatever is in memory, on vLLM's CPU build."""
+
+    def forward(self, positions, hidden_states, residual):
+        out, residual = super().forward(positions, hidden_states, residual)
+        return out * float("nan"), residual
+
+
+def test_garbage_from_attention_does_not_hide_a_stale_residual():
+    taps = install_taps(
+        runner_of(Model(Uninitialised, finish="norm(h)")), config(), (2, LAYERS)
+    )
+    assert taps.readings == {2: "argument[1]", LAYERS: "output[0]"}
+
+
 @pytest.mark.parametrize("layer_id", [2, LAYERS])
 def test_a_norm_of_one_tensor_does_not_make_the_other_stale(layer_id):
     with pytest.raises(TapRefused, match=r"and yet aten.add.Tensor reads the other"):
