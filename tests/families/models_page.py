@@ -63,14 +63,16 @@ def failures(results: Sequence[Result]) -> str:
 def untried(results: Sequence[Result], registry: Mapping[str, Any]) -> str:
     """Implementations in vLLM's registry of which no architecture was run."""
     lines = []
-    ran = {r["architecture"] for r in results if r["release"] == registry["release"]}
+    here = [r for r in results if r["release"] == registry["release"]]
+    ran = {r["architecture"] for r in here}
     titles = {
         "text": "Decoders of text",
         "multimodal": "With images, sound or video",
         "transformers backend": "On the transformers backend",
     }
     every = {n: place for kind in titles for n, place in registry[kind].items()}
-    done = {every[name] for name in ran if name in every}
+    shown = {r["architecture"] for r in here if r["result"] in ("right", "near")}
+    done = {every[name] for name in shown if name in every}
     for kind, title in titles.items():
         names = registry[kind]
         alone = kind == "transformers backend"  # one implementation, many models
@@ -80,8 +82,8 @@ def untried(results: Sequence[Result], registry: Mapping[str, Any]) -> str:
             if name not in ran and (alone or place not in done)
         ]
         lines += [
-            f"**{title}**: {len(names) - len(left)} of {len(names)} architectures run "
-            "or share the code of one that does; untried are "
+            f"**{title}**: {len(names) - len(left)} of {len(names)} architectures were "
+            "run, or share their class with one that is right; untried are "
             + (", ".join(f"`{name}`" for name in left) or "none")
             + ".",
             "",
