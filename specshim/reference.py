@@ -90,8 +90,11 @@ def compute_reference(
     """
     config = read_config(model, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config(decoder=True)
-    count = getattr(text_config, "num_hidden_layers", None)
-    if not isinstance(count, int):
+    # LongCat-Flash counts both halves of a layer in the one, layers in the other.
+    names = ("num_hidden_layers", "num_layers")
+    given = [getattr(text_config, name, None) for name in names]
+    counts = [count for count in given if isinstance(count, int)]
+    if not counts:
         raise ReferenceFailed(
             f"The configuration of {model} names no number of layers."
         )
@@ -100,7 +103,7 @@ def compute_reference(
         import torch
 
         with torch.inference_mode(), quiet_transformers():
-            name, layers = _decoder_layers(network, count, list(prompts[0])[:2])
+            name, layers = _decoder_layers(network, counts, list(prompts[0])[:2])
             parent = network.get_submodule(name.rpartition(".")[0])
             active = getattr(text_config, "altup_active_idx", 0)
             states = []
@@ -162,20 +165,20 @@ def _load(
 
 
 def _decoder_layers(
-    network: nn.Module, count: int, probe: Sequence[int]
+    network: nn.Module, counts: Sequence[int], probe: Sequence[int]
 ) -> tuple[str, list[nn.Module]]:
     """The decoder's layer list and its name, found by running ``probe``.
 
-    Candidates are the lists of ``count`` modules; the decoder's is the one whose
-    members each run once, in order, for text. Where a model keeps several such
-    lists, the outermost is the decoder's.
+    Candidates are the lists of as many modules as one of ``counts``, which come in
+    order of preference; the decoder's is the one whose members each run once, in order,
+    for text. Where a model keeps several such lists, the outermost is the decoder's.
     """
     import torch
 
     candidates = {
         name: list(module)
         for name, module in network.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+        if isinstance(module, torch.nn.ModuleList) and len(module) in counts
     }
     calls: list[int] = []
     members = [layer for layers in candidates.values() for layer in layers]
@@ -186,12 +189,15 @@ def _decoder_layers(
         ]
     ):
         _forward(network, probe, {})
-    for name in sorted(candidates, key=lambda name: name.count(".")):
+    for name in sorted(
+        candidates,
+        key=lambda name: (counts.index(len(candidates[name])), name.count(".")),
+    ):
         wanted = [id(layer) for layer in candidates[name]]
         if [call for call in calls if call in set(wanted)] == wanted:
             return name, candidates[name]
     raise ReferenceFailed(
-        f"No list of {count} decoder layers that run one after the other was found "
+        f"No list of {counts[0]} decoder layers that run one after the other was found "
         f"in {type(network).__name__}."
     )
 

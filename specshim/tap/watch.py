@@ -32,7 +32,7 @@ _NONE = -1  # no element of an output
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(tensor.untyped_storage().data_ptr())
 
 
 @dataclass

@@ -217,7 +217,7 @@ ROWS = (
         parallel_attn=True,
         alibi=False,
         bias=False,
-        ffn_hidden_size=256,
+        ffn_hidden_size=512,  # vLLM reads no other
     ),
     row("falcon_mamba", "FalconMambaForCausalLM", "falcon_mamba", **_MAMBA),
     row("gemma", "GemmaForCausalLM", "gemma", embedding_std=0.1),
@@ -311,6 +311,8 @@ ROWS = (
         n_routed_experts=4,
         zero_expert_num=2,
         zero_expert_type="identity",
+        mla_scale_q_lora=True,
+        mla_scale_kv_lora=True,
         routed_scaling_factor=1.0,
     ),
     row("mamba", "MambaForCausalLM", "mamba", **_MAMBA),

@@ -64,6 +64,10 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
         "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
         "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
     },
+    "longcat_flash": {
+        "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
+        "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
+    },
     **{
         name: {"why": "window beyond all prompts: vLLM's is one token wider"}
         for name in ("cohere2", "cohere2_moe")

@@ -76,7 +76,9 @@ def tapped(run: Run, folder: Path) -> dict[str, Any]:
         return {"result": NO_REFERENCE, "error": str(error)}
     except ReferenceFailed as error:  # the tap may have something to say all the same
         exact, rounded, unknown = [], None, str(error)
-    layer_ids = list(range(len(exact[0].stream) if exact else 9))
+    config = ARCHITECTURES[run.model].config
+    count = config.get("num_layers", config.get("num_hidden_layers", 8))
+    layer_ids = list(range(len(exact[0].stream) if exact else count + 1))
     args = {
         **engine_args(run, model, dtype),
         **tapped_args(folder / "states" / run.model, layer_ids),

@@ -60,7 +60,9 @@ def every(environment, tmp_path_factory):
 @pytest.mark.extended
 @pytest.mark.parametrize("name", [run.name for run in RUNS])
 def test_what_the_page_says_still_holds(name, every):
-    recorded = RESULTS["0.32.0", BY_NAME[name].model, BY_NAME[name].mode]
+    recorded = RESULTS.get(("0.32.0", BY_NAME[name].model, BY_NAME[name].mode))
+    if recorded is None:
+        pytest.skip("no result yet: nox -s families")
     assert every[name]["result"] == recorded["result"], every[name]
     if recorded["dtype"] == "float32" and "worst" in recorded:
         assert every[name]["worst"] < 1e-5

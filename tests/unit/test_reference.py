@@ -90,11 +90,11 @@ class _TwoLists(torch.nn.Module):
 
 def test_the_layer_list_is_the_one_that_runs_in_order() -> None:
     network = _TwoLists()
-    name, layers = _decoder_layers(network, 3, [1, 2])
+    name, layers = _decoder_layers(network, [3], [1, 2])
     assert name == "text.blocks"
     assert layers == list(network.text.blocks)
     with pytest.raises(ReferenceFailed, match="No list of 5 decoder layers"):
-        _decoder_layers(network, 5, [1, 2])
+        _decoder_layers(network, [5], [1, 2])
 
 
 def test_shapes_of_layer_outputs() -> None:
