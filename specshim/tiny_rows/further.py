@@ -415,18 +415,6 @@ ROWS = (
         use_sliding_window=False,
     ),
     row(
-        "qwen4_exp",
-        "Qwen4ExpForCausalLM",
-        "qwen4_exp_text",
-        **GATED_DELTA_NET,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-        hc_count=4,
-        hc_lowrank=16,
-    ),
-    row(
         "stablelm",
         "StableLmForCausalLM",
         "stablelm",
