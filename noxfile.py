@@ -29,7 +29,8 @@ DRIVER_TOOLS = (
 )  # fmt: skip
 ENGINE_TESTS = (
     "tests/e2e", "tests/load", "tests/contracts", "tests/drift", "tests/faults",
-    "tests/process/test_in_vllm.py", "tests/launcher/test_real_parser.py",
+    "tests/families", "tests/process/test_in_vllm.py",
+    "tests/launcher/test_real_parser.py",
 )  # fmt: skip
 LINT_TOOLS = ("ruff", "mypy", "nox", "wrapt", "packaging", "pytest", "hypothesis")
 
@@ -93,6 +94,20 @@ def soak(session: nox.Session) -> None:
     install_specshim(session, python)
     script = str(ROOT / "tests" / "load" / "soak.py")
     session.run(str(python), script, *session.posargs, external=True)
+
+
+@nox.session
+def families(session: nox.Session) -> None:
+    """Run the model families that have no result yet (``-- NAME``: these, again)."""
+    python = environment(session, DEMO)
+    install_specshim(session, python)
+    folder = ROOT / "tests" / "families"
+    for script, *arguments in (
+        ("registry.py", str(python)),
+        ("run_families.py", *session.posargs),
+        ("models_page.py",),
+    ):
+        session.run(str(python), str(folder / script), *arguments, external=True)
 
 
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:

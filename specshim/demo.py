@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default=BOTH,
         choices=[BOTH, *sorted(ARCHITECTURES)],
-        help="which tiny model (default: one sliding-window and one GDN hybrid)",
+        metavar="NAME",
+        help="which tiny model, such as llama or granite4; a wrong name lists all "
+        "(default: one sliding-window and one GDN hybrid)",
     )
     parser.add_argument(
         "--cache",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ class PromptStates:
     """The states of one prompt.
 
     ``stream[k]`` is the residual stream entering layer k, ``[tokens, hidden]``:
-    0 is what the first layer receives, ``num_hidden_layers`` what the last one
-    gives, before the final norm. ``post_norm`` is the latter after the final
+    0 is what the first layer receives, ``num_hidden_layers`` what the final norm
+    takes. ``post_norm`` is the latter after the final
     norm, None where the model does not give it.
     """
 
@@ -69,6 +69,7 @@ def compute_reference(
     *,
     device: str = "cpu",
     trust_remote_code: bool = False,
+    extras: Sequence[Mapping[str, Any]] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[PromptStates]:
     """Run ``prompts`` one at a time through ``model`` and record every layer.
@@ -77,6 +78,7 @@ def compute_reference(
         model: a folder or hub id with the weights that the server serves.
         prompts: token ids, one sequence each.
         dtype: of weights and computation, "float32", "bfloat16" or "float16".
+        extras: per prompt, what the model takes beside token ids (pixel values, ...).
         progress: called after each prompt with the number done.
 
     Returns:
@@ -88,8 +90,11 @@ def compute_reference(
     """
     config = read_config(model, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config(decoder=True)
-    count = getattr(text_config, "num_hidden_layers", None)
-    if not isinstance(count, int):
+    # LongCat-Flash counts both halves of a layer in the one, layers in the other.
+    names = ("num_hidden_layers", "num_layers")
+    given = [getattr(text_config, name, None) for name in names]
+    counts = [count for count in given if isinstance(count, int)]
+    if not counts:
         raise ReferenceFailed(
             f"The configuration of {model} names no number of layers."
         )
@@ -98,12 +103,13 @@ def compute_reference(
         import torch
 
         with torch.inference_mode(), quiet_transformers():
-            name, layers = _decoder_layers(network, count, list(prompts[0])[:2])
+            name, layers = _decoder_layers(network, counts, list(prompts[0])[:2])
             parent = network.get_submodule(name.rpartition(".")[0])
             active = getattr(text_config, "altup_active_idx", 0)
             states = []
             for done, prompt in enumerate(prompts, start=1):
-                states.append(_run(network, parent, layers, prompt, active))
+                extra = extras[done - 1] if extras else {}
+                states.append(_run(network, parent, layers, prompt, active, extra))
                 if progress is not None:
                     progress(done)
             return states
@@ -159,20 +165,20 @@ def _load(
 
 
 def _decoder_layers(
-    network: nn.Module, count: int, probe: Sequence[int]
+    network: nn.Module, counts: Sequence[int], probe: Sequence[int]
 ) -> tuple[str, list[nn.Module]]:
     """The decoder's layer list and its name, found by running ``probe``.
 
-    Candidates are the lists of ``count`` modules; the decoder's is the one whose
-    members each run once, in order, for text. Where a model keeps several such
-    lists, the outermost is the decoder's.
+    Candidates are the lists of as many modules as one of ``counts``, which come in
+    order of preference; the decoder's is the one whose members each run once, in order,
+    for text. Where a model keeps several such lists, the outermost is the decoder's.
     """
     import torch
 
     candidates = {
         name: list(module)
         for name, module in network.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+        if isinstance(module, torch.nn.ModuleList) and len(module) in counts
     }
     calls: list[int] = []
     members = [layer for layers in candidates.values() for layer in layers]
@@ -182,13 +188,16 @@ def _decoder_layers(
             for layer in {id(layer): layer for layer in members}.values()
         ]
     ):
-        _forward(network, probe)
-    for name in sorted(candidates, key=lambda name: name.count(".")):
+        _forward(network, probe, {})
+    for name in sorted(
+        candidates,
+        key=lambda name: (counts.index(len(candidates[name])), name.count(".")),
+    ):
         wanted = [id(layer) for layer in candidates[name]]
         if [call for call in calls if call in set(wanted)] == wanted:
             return name, candidates[name]
     raise ReferenceFailed(
-        f"No list of {count} decoder layers that run one after the other was found "
+        f"No list of {counts[0]} decoder layers that run one after the other was found "
         f"in {type(network).__name__}."
     )
 
@@ -202,12 +211,15 @@ def _hooks(handles: Sequence[Any]) -> Iterator[None]:
             handle.remove()
 
 
-def _forward(network: nn.Module, token_ids: Sequence[int]) -> Any:
+def _forward(
+    network: nn.Module, token_ids: Sequence[int], extra: Mapping[str, Any]
+) -> Any:
     import torch
 
     device = next(network.parameters()).device
     ids = torch.tensor([list(token_ids)], device=device)
-    return network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    mask = torch.ones_like(ids)
+    return network(input_ids=ids, attention_mask=mask, use_cache=False, **extra)
 
 
 def _run(
@@ -216,45 +228,73 @@ def _run(
     layers: Sequence[nn.Module],
     token_ids: Sequence[int],
     active: int,
+    extra: Mapping[str, Any],
 ) -> PromptStates:
     """One prompt; ``active`` is the stream to take where a layer carries several.
 
     Hooks rather than ``output_hidden_states``: the last entry of that has gone
-    through the final norm.
+    through the final norm. What enters a layer, rather than what the one before it
+    gives: models add image features between the two (Qwen3-VL), and before the final
+    norm Gemma-3n takes the mean of its streams.
     """
     import torch
 
     tokens = len(token_ids)
-    stream: list[Tensor] = []
+    entered: dict[int, Tensor] = {}
+    left: list[Tensor] = []
+    normed: list[tuple[Tensor, Tensor]] = []  # what each module outside the layers
     post_norm: list[Tensor] = []
 
-    def record(value: Any) -> None:
-        stream.append(_rows(value, tokens, active))
-
-    def entering(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        record(args[0] if args else kwargs["hidden_states"])
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        value = args[0] if args else kwargs["hidden_states"]
+        entered[order[module]] = _rows(value, tokens, active)
 
     def leaving(_: nn.Module, __: Any, output: Any) -> None:
-        record(output)
+        left.append(_rows(output, tokens, active))
+
+    def outside(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and _has_rows(args[0], tokens) and _has_rows(output, tokens):
+            normed.append(
+                (_rows(args[0], tokens, active), _rows(output, tokens, active))
+            )
 
     def finished(_: nn.Module, __: Any, output: Any) -> None:
         last = getattr(output, "last_hidden_state", None)
         if last is not None:
             post_norm.append(_rows(last, tokens, active))
 
+    order = {layer: index for index, layer in enumerate(layers)}
+    others = [child for child in parent.children() if not _holds(child, layers)]
     with _hooks(
         [
-            layers[0].register_forward_pre_hook(entering, with_kwargs=True),
-            *[layer.register_forward_hook(leaving) for layer in layers],
+            *[
+                layer.register_forward_pre_hook(entering, with_kwargs=True)
+                for layer in layers
+            ],
+            layers[-1].register_forward_hook(leaving),
+            *[child.register_forward_hook(outside) for child in others],
             parent.register_forward_hook(finished),
         ]
     ):
-        _forward(network, token_ids)
+        _forward(network, token_ids, extra)
+    final = left[-1]
+    if post_norm and normed and torch.equal(normed[-1][1], post_norm[-1]):
+        final = normed[-1][0]
     return PromptStates(
         token_ids=tuple(token_ids),
-        stream=torch.stack(stream),
+        stream=torch.stack([*[entered[k] for k in range(len(layers))], final]),
         post_norm=post_norm[-1] if post_norm else None,
     )
+
+
+def _holds(module: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    return any(member is layer for member in module.modules() for layer in layers)
+
+
+def _has_rows(value: Any, tokens: int) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and tuple(value.shape[:-1]) == (1, tokens)
 
 
 def _rows(value: Any, tokens: int, active: int) -> Tensor:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,33 @@ from specshim.tiny_architectures import (
     WORDS,
     TinyModel,
 )
+from specshim.tiny_rows.base import IMAGE, VIDEO, VISION_END, VISION_START
 
 __all__ = ["ARCHITECTURES", "TinyModel", "TinyModelError", "ensure_tiny_model"]
 
-_RECIPE = 1  # counts changes of the weights or the tokenizer made below
+_RECIPE = 3  # counts changes of the weights or the tokenizer made below
 _VECTOR_STD = 0.05
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<s> {{ message['content'] }} </s> "
     "{% endfor %}"
+    "{% if add_generation_prompt %}<s>{% endif %}"
+)
+
+_IMAGE_MARKS = {
+    IMAGE: "<|image_pad|>",
+    VIDEO: "<|video_pad|>",
+    VISION_START: "<|vision_start|>",
+    VISION_END: "<|vision_end|>",
+}
+_IMAGE_CHAT_TEMPLATE = (
+    "{% for message in messages %}<s> "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %} "
+    "{% endfor %}{% endif %} </s> {% endfor %}"
     "{% if add_generation_prompt %}<s>{% endif %}"
 )
 
@@ -79,7 +96,9 @@ def ensure_tiny_model(
     draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
     try:
         _write_model(spec, draft, seed)
-        _write_tokenizer(draft)
+        _write_tokenizer(draft, _IMAGE_MARKS if spec.takes_images else {})
+        if spec.takes_images:
+            _write_processor(draft, spec)
         draft.chmod(0o755)
         try:
             os.rename(draft, target)
@@ -113,7 +132,7 @@ def _write_model(spec: TinyModel, folder: Path, seed: int) -> None:
     config_path.write_text(json.dumps(dict(spec.config), indent=2) + "\n")
     try:
         config = AutoConfig.from_pretrained(folder)
-        model_class = _model_class(spec.config["architectures"][0])
+        model_class = _model_class(spec.builder or spec.config["architectures"][0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = model_class(config).to(torch.float32)
@@ -182,8 +201,35 @@ def _fill(model: Any, spec: TinyModel) -> None:
                     parameter.mul_(factor)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_processor(folder: Path, spec: TinyModel) -> None:
+    """How Qwen models take an image apart; images of 64 to 256 pixels a side."""
+    vision = spec.config["vision_config"]
+    common = {
+        "processor_class": "Qwen3VLProcessor",
+        "patch_size": vision["patch_size"],
+        "temporal_patch_size": vision["temporal_patch_size"],
+        "merge_size": vision["spatial_merge_size"],
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "size": {"shortest_edge": 64 * 64, "longest_edge": 256 * 256},
+    }
+    kinds = {
+        "preprocessor_config.json": {
+            "image_processor_type": "Qwen2VLImageProcessorFast"
+        },
+        "video_preprocessor_config.json": {
+            "video_processor_type": "Qwen3VLVideoProcessor"
+        },
+    }
+    for name, kind in kinds.items():
+        (folder / name).write_text(json.dumps({**common, **kind}, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(_IMAGE_CHAT_TEMPLATE)
+
+
+def _write_tokenizer(folder: Path, marks: Mapping[int, str]) -> None:
     """One word per id ("w0", "w1", ...), special tokens last, a plain chat template.
+
+    ``marks`` are special tokens that stand in the place of words.
 
     tokenizer_config.json is written by hand, as config.json is: the tokenizer
     class that transformers 5 would name there is unknown to earlier releases.
@@ -196,10 +242,14 @@ def _write_tokenizer(folder: Path) -> None:
             "environment; run this where vLLM is installed."
         ) from error
     special = {"<unk>": UNK, "<s>": BOS, "</s>": EOS, "<pad>": PAD}
-    vocabulary = {f"w{i}": i for i in range(WORDS)} | special
+    special |= {mark: i for i, mark in marks.items()}
+    words = {f"w{i}": i for i in range(WORDS) if i not in marks}
+    vocabulary = words | special
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(list(special))
+    if marks:  # transformers builds its own tokenizer around the vocabulary for these
+        tokenizer.add_tokens(list(words))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -209,7 +259,7 @@ def _write_tokenizer(folder: Path) -> None:
         "pad_token": "<pad>",
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
-        "chat_template": _CHAT_TEMPLATE,
+        "chat_template": _IMAGE_CHAT_TEMPLATE if marks else _CHAT_TEMPLATE,
     }
     text = json.dumps(settings, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text)

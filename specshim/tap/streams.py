@@ -62,7 +62,7 @@ class Part:
 
     def __str__(self) -> str:
         place = "output" if self.element is None else f"output[{self.element}]"
-        return place if self.plane is None else f"{place}[{self.plane}]"
+        return place if self.plane is None else f"{place} (plane {self.plane})"
 
 
 @dataclass(frozen=True)

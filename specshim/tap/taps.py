@@ -12,7 +12,8 @@ import torch
 
 from specshim.tap.layers import Forward, TapRefused, eagerly, find_decoder_layers
 from specshim.tap.ops import tap
-from specshim.tap.probe import Proof, Reading, prove
+from specshim.tap.probe import prove
+from specshim.tap.proof import Proof, Reading
 from specshim.tap.stages import Stage, whole
 from specshim.tap.streams import Stream
 
@@ -84,8 +85,10 @@ def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int], first: int) -> No
     if group.world_size == 1:
         return
     for layer_id in sorted({i for i in layer_ids if i > first}):
-        stream = proof.streams[layer_id - 1].value(proof.outputs[layer_id - 1])
-        every = group.all_gather(stream.contiguous().unsqueeze(0), dim=0).float()
+        output = proof.outputs[layer_id - 1]
+        stream = proof.streams.get(layer_id - 1)
+        value = _all_states(output) if stream is None else stream.value(output)
+        every = group.all_gather(value.contiguous().unsqueeze(0), dim=0).float()
         finite = every.isfinite().all(dim=0)
         spread = (every - every[0]).abs()[:, finite]
         scale = every[:, finite].abs()
@@ -96,6 +99,12 @@ def _check_ranks_agree(proof: Proof, layer_ids: Sequence[int], first: int) -> No
                 f"{layer_id - 1} (partial sums or token shards); use tensor parallel "
                 "size 1, and please report this model"
             )
+
+
+def _all_states(output: Any) -> torch.Tensor:
+    """Everything a layer returns, for ids that the final norm's input stands for."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    return torch.cat([v.flatten() for v in values if isinstance(v, torch.Tensor)])
 
 
 def install_taps(
@@ -149,7 +158,7 @@ def install_taps(
     for layer_id, places in slots.items():
         reading = _reading(proof, layer_id)
         if isinstance(reading, Reading):
-            module = layers.modules[layer_id]
+            module = (*layers.modules, *(proof.final_norm or ())[:1])[layer_id]
             wrap = _input_tap(taps, reading, tuple(places))
         else:
             module = layers.modules[layer_id - 1]
@@ -165,9 +174,15 @@ def _reading(proof: Proof, layer_id: int) -> Reading | Stream:
     """Where id ``layer_id`` is recorded: at its layer's entry if that can be read.
 
     What the model's own code does between two layers (DeepStack adds image features)
-    is in the stream then. The last id has no layer to enter.
+    is in the stream then. The last id has no layer to enter: it is what the last
+    layer gives, or, where the model makes something else of that (Gemma-3n the mean of
+    all its streams), what its final norm takes.
     """
-    return proof.inputs.get(layer_id) or proof.streams[layer_id - 1]
+    if layer_id in proof.inputs:
+        return proof.inputs[layer_id]
+    if layer_id - 1 in proof.streams or proof.final_norm is None:
+        return proof.streams[layer_id - 1]
+    return proof.final_norm[1]
 
 
 def _output_tap(

@@ -21,14 +21,35 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from specshim.reference import PromptStates, compute_reference
-from specshim.tiny import ensure_tiny_model
+from specshim.tiny import ARCHITECTURES, ensure_tiny_model
 from specshim.verification.collect import Sample, random_prompts
 
 LAYER_IDS = (0, 2, 4, 5, 8)
+
+
+# Which kinds of models there are; all others are tried in the extended tests.
+KINDS = (
+    *("llama", "qwen3", "gemma3", "gemma4", "qwen3_5", "qwen3_next"),
+    *("granite4", "lfm2", "deepseek_v3"),
+)
+
+
+def every_tiny_model() -> list[Any]:
+    """Names for ``parametrize``; without those that transformers cannot make."""
+    return [
+        pytest.param(name, marks=() if name in KINDS else pytest.mark.extended)
+        for name in sorted(ARCHITECTURES)
+        if name not in UNREFERENCED
+    ]
+
+
+# Its layers run in loops: there is no one list to compare with.
+UNREFERENCED = ("hrm_text",)
 
 
 @functools.cache

@@ -310,6 +310,100 @@ def test_what_the_model_adds_between_layers_is_in_the_stream():
     assert not torch.allclose(plain, expected)
 
 
+class Packed(nn.Module):
+    """A linear layer of vLLM's CPU build: its matrix is packed away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0))
+        self.packed = [torch.randn(HIDDEN, HIDDEN)]
+
+    def forward(self, x):
+        return x @ self.packed[0]
+
+
+class Averaged(Model):
+    """Gemma-3n: after the last layer, the other streams are projected and averaged."""
+
+    def __init__(self) -> None:
+        super().__init__(Planes)
+        self.unembed = nn.ModuleList(Packed() for _ in range(3))
+
+    def average(self, h):
+        return torch.stack(
+            [h[0], *(m(x) for m, x in zip(self.unembed, h[1:], strict=True))]
+        ).mean(0)
+
+    def forward(self, ids):
+        h = self.embed(ids)[None].repeat(4, 1, 1) * torch.arange(1, 5)[:, None, None]
+        for layer in self.layers:
+            h = layer(torch.arange(len(ids)), h)
+        return self.norm(self.average(h))
+
+
+def test_where_the_streams_end_in_one_the_last_id_is_what_the_final_norm_takes():
+    model, ids, seen = Averaged(), torch.randint(0, 50, (9,)), []
+    model.norm.register_forward_pre_hook(lambda m, args: seen.append(args[0].clone()))
+    taps = install_taps(runner_of(model), config(), (LAYERS, 1))
+    with torch.inference_mode():
+        model(ids)
+    torch.testing.assert_close(taps.rows[:9, 0], seen[-1])
+    assert taps.readings[1] == "argument[1] (plane 0)"
+
+
+class Delayed(Pending):
+    """The next layer norms the hidden states before it adds the residual."""
+
+    def forward(self, positions, hidden_states, residual):
+        if residual is not None:
+            hidden_states = residual + self.input_layernorm(hidden_states)
+        return self.mlp(hidden_states), hidden_states
+
+
+class DelayedModel(Model):
+    def forward(self, ids):
+        h, r = self.embed(ids), None
+        for layer in self.layers:
+            h, r = layer(torch.arange(len(h)), h, r)
+        return self.norm(h) + r
+
+
+class DelayedNormLast(StaleNormLast):
+    """What looks like EXAONE-4's stale residual is added at the end of the layer."""
+
+    def forward(self, positions, hidden_states, residual):
+        out, _ = super().forward(positions, hidden_states, residual)
+        return (out if residual is None else out + residual), hidden_states
+
+
+def test_a_tensor_read_after_the_mixer_is_not_stale():
+    with pytest.raises(TapRefused, match=r"and yet aten.add.Tensor reads the other"):
+        install_taps(
+            runner_of(Model(DelayedNormLast, finish="norm(h)")), config(), (2,)
+        )
+
+
+class Uninitialised(StaleNormLast):
+    """Attention without metadata gives whatever is in memory, on vLLM's CPU build."""
+
+    def forward(self, positions, hidden_states, residual):
+        out, residual = super().forward(positions, hidden_states, residual)
+        return out * float("nan"), residual
+
+
+def test_garbage_from_attention_does_not_hide_a_stale_residual():
+    taps = install_taps(
+        runner_of(Model(Uninitialised, finish="norm(h)")), config(), (2, LAYERS)
+    )
+    assert taps.readings == {2: "argument[1]", LAYERS: "output[0]"}
+
+
+@pytest.mark.parametrize("layer_id", [2, LAYERS])
+def test_a_norm_of_one_tensor_does_not_make_the_other_stale(layer_id):
+    with pytest.raises(TapRefused, match=r"and yet aten.add.Tensor reads the other"):
+        install_taps(runner_of(DelayedModel(Delayed)), config(), (layer_id,))
+
+
 @pytest.mark.parametrize("layer_id", [-1, LAYERS + 1])
 def test_an_id_out_of_range_is_a_sentence(layer_id):
     with pytest.raises(TapRefused, match=f"ids go from 0 .embeddings. to {LAYERS}"):

@@ -1,0 +1,123 @@
+"""Writes the generated parts of docs/models.md from results.json and registry.json.
+
+python tests/families/models_page.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent.parent / "docs" / "models.md"
+Result = Mapping[str, Any]
+
+
+def load() -> tuple[list[Result], Mapping[str, Any]]:
+    """What was run, and what vLLM lists."""
+    results = json.loads((HERE / "results.json").read_text())
+    return results, json.loads((HERE / "registry.json").read_text())
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line a cell that ran, by release, the newest first."""
+    lines = []
+    releases = sorted({r["release"] for r in results}, key=_number, reverse=True)
+    for release in releases:
+        cells = [r for r in results if r["release"] == release]
+        right = sum(r["result"] == "right" for r in cells)
+        lines += [
+            f"### vLLM {release}",
+            "",
+            f"{len(cells)} runs, {right} right.",
+            "",
+            "| model | architecture | how | dtype | result | worst error | date |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for r in sorted(cells, key=lambda r: (r["result"] != "right", r["model"])):
+            worst = f"{r['worst']:.1e}" if "worst" in r else ""
+            how = r["mode"] + (f" ({r['note']})" if "note" in r else "")
+            lines.append(
+                f"| {r['model']} | `{r['architecture']}` | {how} | {r['dtype']} "
+                f"| {r['result']} | {worst} | {r['date']} |"
+            )
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def failures(results: Sequence[Result]) -> str:
+    """What was said where a cell is not right, and what vLLM does without specshim."""
+    lines = []
+    for r in sorted(results, key=lambda r: (r["result"], r["model"])):
+        if r["result"] != "right":
+            name = f"{r['model']} ({r['mode']}, vLLM {r['release']})"
+            lines.append(f"- **{name}**: {r['result']}. {_code(r.get('error', ''))}")
+            if "plain" in r:
+                lines.append(f"  {_code(r['plain'])}")
+    return "\n".join(lines) or "None."
+
+
+def untried(results: Sequence[Result], registry: Mapping[str, Any]) -> str:
+    """Implementations in vLLM's registry of which no architecture was run."""
+    lines = []
+    here = [r for r in results if r["release"] == registry["release"]]
+    ran = {r["architecture"] for r in here}
+    titles = {
+        "text": "Decoders of text",
+        "multimodal": "With images, sound or video",
+        "transformers backend": "On the transformers backend",
+    }
+    every = {n: place for kind in titles for n, place in registry[kind].items()}
+    shown = {r["architecture"] for r in here if r["result"] in ("right", "near")}
+    done = {every[name] for name in shown if name in every}
+    for kind, title in titles.items():
+        names = registry[kind]
+        alone = kind == "transformers backend"  # one implementation, many models
+        left = [
+            name
+            for name, place in names.items()
+            if name not in ran and (alone or place not in done)
+        ]
+        lines += [
+            f"**{title}**: {len(names) - len(left)} of {len(names)} architectures were "
+            "run, or share their class with one that is right; untried are "
+            + (", ".join(f"`{name}`" for name in left) or "none")
+            + ".",
+            "",
+        ]
+    return "\n".join(lines).rstrip()
+
+
+def render(page: str) -> str:
+    """The page with its generated parts as results and registry have them."""
+    results, registry = load()
+    parts = {
+        "results": table(results),
+        "failures": failures(results),
+        "untried": untried(results, registry),
+    }
+    for name, text in parts.items():
+        pattern = rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)"
+        block = f"\\g<1>\n{_escaped(text)}\n\\g<2>"
+        page, count = re.subn(pattern, block, page, flags=re.DOTALL)
+        assert count == 1, f"{PAGE} has no place for {name}"
+    return page
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".")[:3])
+
+
+def _code(text: str) -> str:
+    return re.sub(r"<([\w.]+)", r"`<`\1", text.strip())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text()))
