@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["PromptStates", "ReferenceFailed", "compute_reference", "read_config"]
 
 
+_AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForMultimodalLM",
+    "AutoModel",
+)
+
+
 class ReferenceFailed(Exception):
     """transformers gives no reference for this model; the message is one sentence."""
 
@@ -98,7 +106,9 @@ def compute_reference(
         raise ReferenceFailed(
             f"The configuration of {model} names no number of layers."
         )
-    network = _load(model, config, dtype, device, trust_remote_code)
+    # The class for text alone would take a prompt's pixels, and leave them out.
+    classes = _AUTO_CLASSES[1:] if extras else _AUTO_CLASSES
+    network = _load(model, config, dtype, device, trust_remote_code, classes)
     try:
         import torch
 
@@ -130,19 +140,19 @@ def _brief(error: Exception) -> str:
 
 
 def _load(
-    model: str, config: Any, dtype: str, device: str, trust_remote_code: bool
+    model: str,
+    config: Any,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool,
+    classes: Sequence[str],
 ) -> nn.Module:
     """The model with eager attention, by the first automatic class that takes it."""
     import torch
     import transformers
 
     failures = []
-    for auto_name in (
-        "AutoModelForCausalLM",
-        "AutoModelForImageTextToText",
-        "AutoModelForMultimodalLM",
-        "AutoModel",
-    ):
+    for auto_name in classes:
         auto_class = getattr(transformers, auto_name, None)
         if auto_class is None:
             continue

@@ -29,8 +29,9 @@ from specshim.tiny_rows.base import IMAGE, VIDEO, VISION_END, VISION_START
 
 __all__ = ["ARCHITECTURES", "TinyModel", "TinyModelError", "ensure_tiny_model"]
 
-_RECIPE = 3  # counts changes of the weights or the tokenizer made below
+_RECIPE = 4  # counts changes of the weights or the tokenizer made below
 _VECTOR_STD = 0.05
+_LETTERS = 400  # where they start, in a vocabulary with them
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -244,10 +245,14 @@ def _write_tokenizer(folder: Path, marks: Mapping[int, str]) -> None:
     special = {"<unk>": UNK, "<s>": BOS, "</s>": EOS, "<pad>": PAD}
     special |= {mark: i for i, mark in marks.items()}
     words = {f"w{i}": i for i in range(WORDS) if i not in marks}
+    if marks:  # vLLM's server asks what plain letters are
+        for i, letter in enumerate(map(chr, range(33, 127)), start=_LETTERS):
+            del words[f"w{i}"]
+            special[letter] = i
     vocabulary = words | special
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_special_tokens([token for token in special if len(token) > 1])
     if marks:  # transformers builds its own tokenizer around the vocabulary for these
         tokenizer.add_tokens(list(words))
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -18,6 +18,7 @@ from specshim.reference import (
     compute_reference,
     read_config,
 )
+from specshim.tiny_rows.base import IMAGE, VISION_END, VISION_START
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -115,3 +116,22 @@ def test_failures_are_sentences(tmp_path: Path) -> None:
     )
     with pytest.raises(ReferenceFailed, match="cannot load"):
         compute_reference(str(tmp_path), [[1, 2]], "float32")
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5_vl"])
+def test_an_image_is_in_the_rows_of_its_tokens_from_the_first_layer_on(name: str):
+    """Also where transformers has a class for the text model alone."""
+    ids = [5, VISION_START, *[IMAGE] * 15, VISION_END, 6]
+    marked = torch.tensor([[int(token == IMAGE) for token in ids]])
+    generator = torch.Generator().manual_seed(0)
+    extras = [
+        {
+            "pixel_values": torch.randn(60, 1536, generator=generator),
+            "image_grid_thw": torch.tensor([[1, 10, 6]]),
+            "mm_token_type_ids": marked,
+        }
+        for _ in range(2)
+    ]
+    one, other = compute_reference(tiny(name), [ids, ids], "float32", extras=extras)
+    changed = (one.stream[0] - other.stream[0]).norm(dim=-1) > 0.1
+    assert changed.tolist() == marked[0].bool().tolist()

@@ -32,7 +32,7 @@ def test_whole_rows_pass() -> None:
     ("changes", "what"),
     [
         ({"passes": Namespace(enable_sp=True)}, "the sequence-parallelism pass"),
-        ({"passes": Namespace(fuse_gemm_comms=True)}, "async-TP"),
+        ({"passes": Namespace(fuse_gemm_comms=True)}, "async tensor-parallel"),
         ({"parallel": Namespace(use_ubatching=True)}, "micro-batching"),
         ({"cache": Namespace(kv_sharing_fast_prefill=True)}, "fast prefill"),
         (
