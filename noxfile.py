@@ -110,6 +110,19 @@ def families(session: nox.Session) -> None:
         session.run(str(python), str(folder / script), *arguments, external=True)
 
 
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run a few families on one release of each minor, where they have no result."""
+    folder = ROOT / "tests" / "families"
+    names = [name for name in requirements() if name.startswith("vllm-")]
+    for name in names:
+        python = environment(session, name)
+        install_specshim(session, python)
+        script = str(folder / "run_families.py")
+        session.run(str(python), script, "--few", *session.posargs, external=True)
+    session.run(str(python), str(folder / "models_page.py"), external=True)
+
+
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:
     """The Python that pytest runs in, and the variables that name all others."""
     pythons = {name: environment(session, name) for name in requirements()}

@@ -108,5 +108,12 @@ RUNS: tuple[Run, ...] = (
         Run(name, mode="transformers backend", options={"model_impl": "transformers"})
         for name in ("llama", "qwen3", "gemma2")
     ),
+    *(Run(name, mode=COMPILED) for name in ("llama", "gemma3")),
 )
 BY_NAME: Mapping[str, Run] = {run.name: run for run in RUNS}
+
+FEW = (
+    *("llama", f"llama/{COMPILED}", "gemma3", f"gemma3/{COMPILED}"),
+    *("granite4", "qwen3_next", "qwen3_5", "deepseek_v3"),
+)
+"""What is run on one release of each minor: dense, sliding window, Mamba, GDN, MLA."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from family_runs import BY_NAME, EAGER, FEW
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "models.md"
 Result = Mapping[str, Any]
@@ -46,6 +48,24 @@ def table(results: Sequence[Result]) -> str:
             )
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def by_release(results: Sequence[Result]) -> str:
+    """The families that are run on every release: one line a release."""
+    cells = {(r["release"], r["model"], r["mode"]): r for r in results}
+    runs = [BY_NAME[name] for name in FEW]
+    heads = [run.model + ("" if run.mode == EAGER else ", compiled") for run in runs]
+    lines = [f"| vLLM | {' | '.join(heads)} |", "|---" * (len(runs) + 1) + "|"]
+    for release in sorted({r["release"] for r in results}, key=_number):
+        row = [cells.get((release, run.model, run.mode)) for run in runs]
+        lines.append(f"| {release} | {' | '.join(map(_cell, row))} |")
+    return "\n".join(lines)
+
+
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return ""
+    return f"{result['worst']:.1e}" if "worst" in result else str(result["result"])
 
 
 def failures(results: Sequence[Result]) -> str:
@@ -95,7 +115,8 @@ def render(page: str) -> str:
     """The page with its generated parts as results and registry have them."""
     results, registry = load()
     parts = {
-        "results": table(results),
+        "results": table([r for r in results if r["release"] == registry["release"]]),
+        "releases": by_release(results),
         "failures": failures(results),
         "untried": untried(results, registry),
     }

@@ -1,6 +1,6 @@
 """Run families on this Python's vLLM and note what came out: results.json.
 
-    python tests/families/run_families.py [--again] [--results FILE] [NAME ...]
+    python tests/families/run_families.py [--few] [--again] [--results FILE] [NAME ...]
 
 vLLM is imported once; each family runs in a fork of this process, with its engine in
 it. A family that has a result on this release is left out unless --again, or its name,
@@ -132,11 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="of family_runs.py; default: all")
     parser.add_argument("--again", action="store_true", help="also what has a result")
+    parser.add_argument("--few", action="store_true", help="those of every release")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--folder", type=Path, help="for models and logs")
     args = parser.parse_args()
     os.environ.update({k: v for k, v in SETTINGS.items() if k not in os.environ})
-    from family_runs import BY_NAME
+    from family_runs import BY_NAME, FEW
 
     unknown = [name for name in args.names if name not in BY_NAME]
     if unknown:
@@ -151,7 +152,7 @@ def main() -> None:
     )
     names = [
         name
-        for name in args.names or BY_NAME
+        for name in args.names or (FEW if args.few else BY_NAME)
         if (release, BY_NAME[name].model, BY_NAME[name].mode) not in done
     ]
     print(f"vLLM {release}: {len(names)} families; logs in {folder}", flush=True)

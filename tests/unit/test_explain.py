@@ -11,7 +11,7 @@ from specshim.__main__ import main
     ("wanted", "hint"),
     [
         ("rerout", "did you mean reroute?"),
-        ("abort", "did you mean abort-before-schedule?"),
+        ("abort-schedule", "did you mean abort-before-schedule?"),
         ("abort_before_schedule", "did you mean abort-before-schedule?"),
         ("zzz", "specshim list shows all"),
     ],
