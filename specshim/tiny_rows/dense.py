@@ -55,7 +55,10 @@ ROWS = (
         sliding_window=SLIDING_WINDOW,
         query_pre_attn_scalar=32,
         layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 2,
-        rope_parameters=SLIDING_ROPE,
+        # As published, which transformers 4 and 5 read.
+        without=("rope_parameters",),
+        rope_theta=1000000.0,
+        rope_local_base_freq=10000.0,
     ),
     row(
         "gemma3n",
