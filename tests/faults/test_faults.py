@@ -249,9 +249,9 @@ def test_a_path_that_is_removed(server, record, quiet):
     assert set(server.samples(6)) == {SURVIVED}
 
 
-def at(server: FaultyServer, name: str, prompt: int = 0) -> dict | None:
+def at(server: FaultyServer, name: str, prompt: int = 0, **body: int) -> dict | None:
     path = {"hidden_states_path": name}
-    return server.ask(server.known.prompts[prompt], kv_transfer_params=path)
+    return server.ask(server.known.prompts[prompt], kv_transfer_params=path, **body)
 
 
 def test_a_lock_that_another_process_holds(server, record, quiet):
@@ -268,7 +268,11 @@ def test_a_lock_that_another_process_holds(server, record, quiet):
 
 def test_two_requests_in_flight_that_name_one_file(server, record, quiet):
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda i: at(server, "one.safetensors", i), range(8)))
+        asked = [  # for so many tokens that they meet
+            pool.submit(at, server, "one.safetensors", i, max_tokens=40)
+            for i in range(8)
+        ]
+        answers = [one.result() for one in asked]
     refused = [a for a in answers if "hidden_states_error" in a]
     assert refused and all("in flight" in a["hidden_states_error"] for a in refused)
     # Those that did not meet it in flight replaced it; the last one is there.
