@@ -29,12 +29,16 @@ def runnable(package: str) -> list[str]:
     return [entry["version"] for entry in COMPAT.get(package, []) if "on" not in entry]
 
 
-def each_run(package: str, further: Collection[str] = ()) -> list[Any]:
-    """The same as parameters; those in another's environment are `extended`."""
+def each_run(package: str, chosen: Collection[str] = ()) -> list[Any]:
+    """The same as parameters, all but the chosen ones `extended`.
+
+    By default those with an environment of their own are chosen.
+    """
+    entries = [entry for entry in COMPAT[package] if "on" not in entry]
+    own = [entry["version"] for entry in entries if "beside" not in entry]
     return [
-        entry["version"]
-        if "beside" not in entry or entry["version"] in further
-        else pytest.param(entry["version"], marks=pytest.mark.extended)
-        for entry in COMPAT[package]
-        if "on" not in entry
+        version
+        if version in (chosen or own)
+        else pytest.param(version, marks=pytest.mark.extended)
+        for version in (entry["version"] for entry in entries)
     ]

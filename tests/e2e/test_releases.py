@@ -1,6 +1,7 @@
 """The tap on one release of each minor: a sliding-window hybrid, asked as stock is.
 
-In every run those at which something changes; the others are `extended`.
+In every run those at which something changes and that no other test serves with; the
+others are `extended`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ pytest.importorskip("torch")
 from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
 from serving import load, python_of, serve, stock_arguments
 
-# Where something changes for the tap and the environment is another's: 0.26 (model
-# runner V2 by default on the GPU), 0.29 (it needs a newer torch there).
-BREAKPOINTS = ("0.26.0", "0.29.0")
+# The oldest; model runner V2 by default on the GPU; its need of a newer torch there.
+BREAKPOINTS = ("0.17.1", "0.26.0", "0.29.0")
 
 
 @pytest.mark.parametrize("release", each_run("vllm", BREAKPOINTS))
