@@ -149,10 +149,10 @@ def soak(
         after, abandoned = settle(server.pid, storage)
         outcome.counts["abandoned"] += abandoned
         alive = server.poll() is None
-    tracebacks = log.read_text(errors="replace").count("Traceback (most recent call")
-    return judge(
-        args, outcome, readings, seconds, before, after, alive and not tracebacks
-    )
+    _, found, said = log.read_text(errors="replace").partition("Traceback (most recent")
+    if found:
+        outcome.problems.insert(0, (found + said)[:4000])
+    return judge(args, outcome, readings, seconds, before, after, alive and not found)
 
 
 def load(
