@@ -149,7 +149,8 @@ def soak(
         after, abandoned = settle(server.pid, storage)
         outcome.counts["abandoned"] += abandoned
         alive = server.poll() is None
-    _, found, said = log.read_text(errors="replace").partition("Traceback (most recent")
+        text = log.read_text(errors="replace")  # of the end vLLM's frontend complains
+    _, found, said = text.partition("Traceback (most recent")
     if found:
         outcome.problems.insert(0, (found + said)[:4000])
     return judge(args, outcome, readings, seconds, before, after, alive and not found)
