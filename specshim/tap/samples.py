@@ -8,16 +8,17 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from specshim._sample_files import temporary_name
 from specshim.tap.places import Places, shown
 
 logger = logging.getLogger("vllm.specshim")
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 _REMEMBERED = 4096  # first choices whose siblings may still come
 _SERIALS = itertools.count()  # of all engines of a process
-_NEVER = (None, None)  # neither a sample nor anything told of it
 
 
 @dataclass(frozen=True)
@@ -104,18 +105,12 @@ class Siblings:
         call = prompt["head"] if prompt and later_prompt else rest
         if not later_prompt and not later_choice:
             for key in {rest, prompt["head"] if prompt else rest}:
-                self._remember(key, request_id)
+                remember(self._firsts, key, request_id, _REMEMBERED)
             return None
         if call in self._firsts:
             return self._firsts[call]
         # An id that a caller of AsyncLLM chose may look like one of n > 1.
         return "" if rest.startswith(_OF_THE_SERVER) else None
-
-    def _remember(self, call: str, first: str) -> None:
-        self._firsts[call] = first
-        self._firsts.move_to_end(call)
-        if len(self._firsts) > _REMEMBERED:
-            self._firsts.popitem(last=False)
 
 
 @dataclass
@@ -126,6 +121,7 @@ class _Sample:
     has_ids: bool
     covered: int = 0
     failure: str | None = None
+    told: dict[str, Any] | None = None  # once its request has ended
     serial: int = field(default_factory=lambda: next(_SERIALS))
 
 
@@ -155,9 +151,7 @@ class Samples:
         self._sessions: set[str] = set()
         self._failed: deque[Mapping[int, str]] = deque()  # by the worker, news
         self._siblings = Siblings()
-        self._told: OrderedDict[str, tuple[_Sample, dict[str, Any] | None]] = (
-            OrderedDict()
-        )
+        self._ended: OrderedDict[str, _Sample] = OrderedDict()
         self._shared: dict[str, str] = {}  # sibling id -> first id
         self._step = StepSamples()
 
@@ -306,22 +300,22 @@ class Samples:
         first = self._shared.pop(request_id, None)
         if first is not None:
             running = self._samples.get(first)
-            return self._tell(running) if running else self._told.get(first, _NEVER)[1]
+            if running:
+                return self._tell(running)
+            ended = self._ended.get(first)
+            return ended.told if ended else None
         sample = self._samples.pop(request_id, None)
         if sample is None:  # aborted before it was ever scheduled
             return None
-        told = self._end(request_id, sample, all_token_ids, aborted)
-        self._told[request_id] = sample, told
-        if len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
-        return told
+        sample.told = self._end(request_id, sample, all_token_ids, aborted)
+        remember(self._ended, request_id, sample, _REMEMBERED)
+        return sample.told
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """Requests that have ended were aborted: what was told has reached nobody."""
         for request_id in request_ids:
             first = f"0_{request_id}"  # where the client asked for n > 1
-            found = self._told.pop(request_id, None) or self._told.pop(first, None)
-            sample, _ = found or _NEVER
+            sample = self._ended.pop(request_id, None) or self._ended.pop(first, None)
             if sample is not None and sample.failure is None:
                 self._step.withdrawn.append(sample.serial)
 
@@ -393,3 +387,11 @@ def log_failure(request_id: str, reason: str, level: int = logging.WARNING) -> N
     """Say that there will be no sample of a request, and why."""
     text = "No hidden states for request %s: %s"
     logger.log(level, text, shown(request_id), reason, stacklevel=2)
+
+
+def remember(latest: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Note ``value`` as the latest, and forget the oldest beyond ``most``."""
+    latest[key] = value
+    latest.move_to_end(key)
+    if len(latest) > most:
+        latest.popitem(last=False)

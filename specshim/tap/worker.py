@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from specshim.tap.backlog import Backlog
 from specshim.tap.outgoing import Job, OutgoingSample
 from specshim.tap.rows import RowsUnknown, batch_rows
-from specshim.tap.samples import Closed, Opened, StepSamples, log_failure
+from specshim.tap.samples import Closed, Opened, StepSamples, log_failure, remember
 from specshim.tap.sink import Sink
 from specshim.tap.snapshot import HostRows, Snapshots
 from specshim.tap.taps import Taps
@@ -225,9 +225,7 @@ class TapWorker:
             short = f"only {sample.covered} of {closed.rows} rows arrived"
             sample.end(short if sample.covered < closed.rows else None)
         sample.tell()
-        self._told[sample.serial] = sample
-        if len(self._told) > _WITHDRAWABLE:
-            self._told.popitem(last=False)
+        remember(self._told, sample.serial, sample, _WITHDRAWABLE)
 
     def drop(self, request_id: str, reason: str) -> None:
         """The sample has failed, and the log says so.

@@ -37,6 +37,19 @@ _GATED_EXPERTS: Mapping[str, Any] = {
     "shared_expert_intermediate_size": 64,
 }
 
+_NEMOTRON: Mapping[str, Any] = {
+    "mlp_hidden_act": "relu2",
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "n_groups": 1,
+    "conv_kernel": 4,
+    "expand": 2,
+    "time_step_min": 1e-9,
+    "chunk_size": 64,
+    "use_conv_bias": True,
+}
+
 ROWS = (
     row("qwen3_5", "Qwen3_5ForCausalLM", "qwen3_5_text", **GATED_DELTA_NET),
     row(
@@ -123,16 +136,7 @@ ROWS = (
         "nemotron_h",
         without=["num_hidden_layers"],
         hybrid_override_pattern="M-M*M-M-",
-        mlp_hidden_act="relu2",
-        ssm_state_size=16,
-        mamba_num_heads=8,
-        mamba_head_dim=32,
-        n_groups=1,
-        conv_kernel=4,
-        expand=2,
-        time_step_min=1e-9,
-        chunk_size=64,
-        use_conv_bias=True,
+        **_NEMOTRON,
     ),
     row(
         "nemotron_h_moe",
@@ -140,16 +144,7 @@ ROWS = (
         "nemotron_h",
         without=["num_hidden_layers"],
         hybrid_override_pattern="MEM*MEME",
-        mlp_hidden_act="relu2",
-        ssm_state_size=16,
-        mamba_num_heads=8,
-        mamba_head_dim=32,
-        n_groups=1,
-        conv_kernel=4,
-        expand=2,
-        time_step_min=1e-9,
-        chunk_size=64,
-        use_conv_bias=True,
+        **_NEMOTRON,
         n_routed_experts=4,
         n_shared_experts=1,
         moe_intermediate_size=64,

@@ -83,6 +83,24 @@ class Server:
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, **body), prompts))
 
+    def complete_with_output(
+        self, prompts: Sequence[Sequence[int]]
+    ) -> tuple[list[dict[str, Any]], list[list[int]]]:
+        """Answers of six tokens that are in the samples, and the ids of those."""
+        answers = self.complete_all(
+            prompts,
+            8,
+            max_tokens=6,
+            ignore_eos=True,
+            return_token_ids=True,
+            kv_transfer_params={"include_output_tokens": True},
+        )
+        whole = [
+            [*prompt, *answer["answer"]["choices"][0]["token_ids"][:-1]]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        return answers, whole
+
     def leftovers(self) -> list[str]:
         """What lies in the storage path, locks and hidden files included."""
         return sorted(os.listdir(self.storage)) if self.storage.exists() else []

@@ -134,18 +134,7 @@ def wait(path: str) -> str:
 
 def test_output_tokens_are_included_when_asked_for(tapped):
     prompts = tapped.prompts[:8]
-    answers = tapped.server.complete_all(
-        prompts,
-        8,
-        max_tokens=6,
-        ignore_eos=True,
-        return_token_ids=True,
-        kv_transfer_params={"include_output_tokens": True},
-    )
-    whole = [
-        prompt + answer["answer"]["choices"][0]["token_ids"][:-1]
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    answers, whole = tapped.server.complete_with_output(prompts)
     expected = reference(tapped.server.model, whole)
     for answer, ids, states in zip(answers, whole, expected, strict=True):
         loaded = load(answer["hidden_states_path"])

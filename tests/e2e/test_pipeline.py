@@ -99,18 +99,7 @@ def test_every_layer_is_right_with_several_batches_in_flight(piped):
 
 def test_output_tokens_of_all_stages(piped):
     prompts = piped.prompts[:8]
-    answers = piped.server.complete_all(
-        prompts,
-        8,
-        max_tokens=6,
-        ignore_eos=True,
-        return_token_ids=True,
-        kv_transfer_params={"include_output_tokens": True},
-    )
-    whole = [
-        prompt + answer["answer"]["choices"][0]["token_ids"][:-1]
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    answers, whole = piped.server.complete_with_output(prompts)
     expected = reference(piped.server.model, whole, EVERY)
     for answer, ids, states in zip(answers, whole, expected, strict=True):
         loaded = load(answer["hidden_states_path"])
