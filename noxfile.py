@@ -70,6 +70,18 @@ def extended(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """The tests of arbitrary input with 5,000 new examples each (``-- N``: so many)."""
+    driver = environment(session, DRIVER, DRIVER_TOOLS)
+    install_specshim(session, driver)
+    count, *more = session.posargs or ["5000"]
+    files = sorted(str(path) for path in ROOT.glob("tests/unit/test_*_fuzz.py"))
+    variables = {"SPECSHIM_TEST_EXAMPLES": count}
+    command = (str(driver), "-m", "pytest", "-n", "2", *files, *more)
+    session.run(*command, env=variables, external=True)
+
+
+@nox.session
 def sources(session: nox.Session) -> None:
     """Judge the releases that are only read; fetches wheels of hundreds of MB."""
     python = tool_environment(session, "lint", LINT_TOOLS)

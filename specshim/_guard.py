@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from specshim._sentences import one_line
+
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
 
@@ -30,8 +32,9 @@ def guarded(body: Callable[[], int]) -> int:
 
         if strict():
             raise
+        said = one_line(str(error))
         print(
-            f"specshim: unexpected {type(error).__name__}: {error}. Run again with "
+            f"specshim: unexpected {type(error).__name__}: {said}. Run again with "
             "SPECSHIM_STRICT=1 to see where, and please report it with the output of "
             "`specshim doctor`.",
             file=sys.stderr,

@@ -12,6 +12,7 @@ from typing import Any
 
 from specshim import _vllm_facts as facts
 from specshim._plan_types import as_mapping
+from specshim._sentences import in_lines
 from specshim._serving import RAY_PREFIXES, ray_prefixes
 from specshim.argv import Reading, read_argv, render, rewrite_argv
 from specshim.detect import Environment, ModelFacts
@@ -39,6 +40,9 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        in_lines(self, "notes", "refusal")
 
 
 def read_arguments(environment: Environment, vllm_args: Sequence[str]) -> Reading:

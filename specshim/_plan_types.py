@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from specshim._sentences import in_lines
+
 if TYPE_CHECKING:
     from specshim.detect import PatchVerdict
 
@@ -50,6 +52,9 @@ class Change:
     value: Any  # REMOVE takes the option away
     why: str
 
+    def __post_init__(self) -> None:
+        in_lines(self, "why")
+
 
 @dataclass(frozen=True)
 class LaunchPlan:
@@ -62,6 +67,9 @@ class LaunchPlan:
     patches: tuple[PatchVerdict, ...] = ()  # those that the route depends on
     warnings: tuple[str, ...] = ()
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        in_lines(self, "reason", "warnings", "refusal")
 
 
 class Refused(Exception):

@@ -16,6 +16,7 @@ from specshim._argv_options import BY_FIELD, OPTIONS, REWRITTEN, Option
 from specshim._argv_tokens import Occurrence, config_path, read_tokens
 from specshim._config_file import read_config_file
 from specshim._plan_types import REMOVE, Change
+from specshim._sentences import in_lines
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Reading:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        in_lines(self, "problems", "notes")
+
 
 @dataclass(frozen=True)
 class Rewriting:
@@ -42,6 +46,9 @@ class Rewriting:
 
     tokens: tuple[str, ...]
     problems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        in_lines(self, "problems")
 
 
 def read_argv(tokens: Sequence[str], *, ignore_false_in_file: bool = False) -> Reading:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specshim._numbers import positive_float, positive_int
+from specshim._sentences import one_line
 from specshim.demo_models import BOTH, choose_models, kind_of
 from specshim.demo_report import DemoResult, render, results_json
 from specshim.detect import detect_environment
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fail(sentence: str, code: int = 2) -> int:
-    print(f"specshim demo: {sentence}", file=sys.stderr)
+    print(f"specshim demo: {one_line(sentence)}", file=sys.stderr)
     return code
 
 

@@ -22,6 +22,7 @@ from specshim._launch import (
     storage_option,
     storage_path,
 )
+from specshim._sentences import one_line
 from specshim._storage import storage_problem
 from specshim._transport import backend_problem
 from specshim.detect import ModelNotFound, detect_environment
@@ -178,7 +179,7 @@ def _run(argv: Sequence[str]) -> int:
     if problem and not args.dry_run:
         return _fail(problem)
     if problem:
-        print(f"specshim: warning: {problem}", file=sys.stderr)
+        print(f"specshim: warning: {one_line(problem)}", file=sys.stderr)
     print("Running command:")
     print(shlex.join(launch.command), flush=True)
     if args.dry_run:
@@ -203,7 +204,7 @@ def _execute(command: tuple[str, ...]) -> NoReturn:
 
 
 def _fail(sentence: str) -> int:
-    print(f"specshim: error: {sentence}", file=sys.stderr)
+    print(f"specshim: error: {one_line(sentence)}", file=sys.stderr)
     return 2
 
 

@@ -18,8 +18,23 @@ from pathlib import Path
 import pytest
 from other_python import OtherPython
 
+try:
+    from hypothesis import settings
+except ImportError:  # in vLLM's environments
+    settings = None
+
 ROOT = Path(__file__).parent.parent
 VARIABLE = "SPECSHIM_TEST_ENVS"
+FUZZ = "SPECSHIM_TEST_EXAMPLES"
+
+# A run of CI tries the same examples each time, so that it says something about the
+# change. New ones, and many, are `nox -s fuzz`: what it finds becomes an @example.
+if settings is not None:
+    examples = int(os.environ.get(FUZZ, "100"))
+    settings.register_profile(
+        "specshim", derandomize=FUZZ not in os.environ, max_examples=examples
+    )
+    settings.load_profile("specshim")
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specshim._sentences import in_lines, one_line
+
 # The readers and tables are imported by the functions that need them: whoever
 # only handles facts (the plan, the plugin in every worker) doesn't pay for them.
 
 
 class ModelNotFound(Exception):
     """No config.json can be read for this model; the message is one clear sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(one_line(sentence))
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,9 @@ class ModelFacts:
     encoder_decoder: bool
     trust_remote_code: bool  # config names custom code (auto_map)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        in_lines(self, "notes")
 
 
 def detect_model(

@@ -10,7 +10,7 @@ from plan_values import DENSE, GDN, LLAMA4, SLIDING, apply, environment, stock_o
 
 from specshim._argv_options import OPTIONS, find_option
 from specshim.argv import read_argv, rewrite_argv
-from specshim.planning import Request, plan
+from specshim.planning import LaunchPlan, Request, plan
 
 FLAGS = [
     spelling
@@ -83,7 +83,10 @@ def test_a_launch_keeps_every_token_of_the_user(
     reading = read_argv(tokens)
     request = Request(source="launcher", route=route, options=reading.options)
     decision = plan(environment(vllm), model, request)
-    result = rewrite_argv(reading, decision.changes).tokens
+    rewriting = rewrite_argv(reading, decision.changes)
+    assert_lines(*reading.problems, *reading.notes, *rewriting.problems)
+    assert_lines(*sentences(decision))
+    result = rewriting.tokens
 
     changes = {change.option for change in decision.changes}
     replaced = {
@@ -97,6 +100,15 @@ def test_a_launch_keeps_every_token_of_the_user(
     if not reading.problems:
         fields = [flag_field(token) for token in result if token.startswith("-")]
         assert all(fields.count(option) <= 1 for option in changes)
+
+
+def sentences(decision: LaunchPlan) -> tuple[str, ...]:
+    whys = tuple(change.why for change in decision.changes)
+    return (decision.reason, decision.refusal or "-", *decision.warnings, *whys)
+
+
+def assert_lines(*said: str) -> None:
+    assert all(sentence.isprintable() for sentence in said)
 
 
 def is_subsequence(short: list[str], long: list[str]) -> bool:
@@ -122,6 +134,7 @@ def test_plan_never_raises_and_is_carried_out_once(
         environment(vllm), model, Request(source=source, route=route, options=options)
     )
     assert decision.route in ("tap", "cache", "none")
+    assert_lines(*sentences(decision))
     if decision.refusal is None:
         again = Request(source=source, route=route, options=apply(options, decision))
         assert plan(environment(vllm), model, again).changes == ()

@@ -64,6 +64,7 @@ ODD = st.sampled_from(
         b"%YAML 9.9\n---\na: 1",
         b"--- a: 1\n--- b: 2",
         b"",
+        b"? '\n\n  '\n: 2000-01-01: null",  # a key of a line end
         b"port: 0o777777777777777777777777777\nseed: .inf",
     ]
 )
@@ -80,9 +81,10 @@ def read_with(tmp_path: Path, content: bytes, *more: str):
 def test_any_file(tmp_path, content, hybrid):
     reading = read_with(tmp_path, content, "--port", "1")
     for sentence in (*reading.problems, *reading.notes):
-        assert sentence.endswith(".") and "\n" not in sentence
+        assert sentence.endswith(".") and sentence.isprintable()
     request = Request(source="launcher", options=reading.options)
     decision = plan(environment("0.32.0"), GDN if hybrid else DENSE, request)
+    assert (decision.refusal or "-").isprintable()
     tokens = rewrite_argv(reading, decision.changes).tokens
     assert [t for t in tokens if t in ("--config", "--port")] == ["--config", "--port"]
 

@@ -77,7 +77,7 @@ FILES = st.one_of(
 
 
 @settings(
-    max_examples=400,
+    max_examples=max(400, settings.default.max_examples),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
