@@ -265,6 +265,8 @@ ROWS = (
         moe_intermediate_size=64,
         expert_hidden_dim=64,
         router_scaling_factor=1.0,
+        route_norm=True,  # vLLM reads it, transformers takes it for granted
+        qk_norm=True,
         first_k_dense_replace=1,
         mlp_layer_types=["dense"] + ["sparse"] * 7,
     ),
@@ -309,7 +311,7 @@ ROWS = (
         expert_ffn_hidden_size=64,
         moe_topk=2,
         n_routed_experts=4,
-        zero_expert_num=2,
+        zero_expert_num=0,  # transformers saves weights of those, vLLM takes none
         zero_expert_type="identity",
         mla_scale_q_lora=True,
         mla_scale_kv_lora=True,

@@ -9,6 +9,7 @@ from typing import Any
 from specshim.tiny import ARCHITECTURES
 
 EAGER = "eager, chunks of 64"
+EAGER_IMAGES = "eager, chunks of 128"  # an image does not fit into 64
 COMPILED = "compiled, chunks of 64"
 
 
@@ -24,6 +25,7 @@ class Run:
             by their names in stand_ins.py.
         check: what is asked of it: prompts in one process, or chats with an image.
         why: of options and stand-ins, a sentence for the results.
+        seed: of the random prompts.
     """
 
     model: str
@@ -32,11 +34,16 @@ class Run:
     stand_ins: tuple[str, ...] = ()
     check: str = "tapped"
     why: str = ""
+    seed: int = 0
 
     @property
     def name(self) -> str:
         """What the command line calls it."""
-        return self.model if self.mode == EAGER else f"{self.model}/{self.mode}"
+        return (
+            self.model
+            if self.mode in (EAGER, EAGER_IMAGES)
+            else f"{self.model}/{self.mode}"
+        )
 
 
 _ROTARY = "RotaryEmbedding.forward_cpu is off on 3-D queries, so no custom ops"
@@ -48,44 +55,38 @@ _IMAGES = {
     "limit_mm_per_prompt": {"image": 1, "video": 0},
 }
 
+_LATENT = {
+    "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
+    "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
+}
+_PLAIN_OPS = {"options": _NO_CUSTOM_OPS, "why": _ROTARY}
+_PICTURED = {"options": _IMAGES, "mode": EAGER_IMAGES}
+_SIGMOID = {
+    "stand_ins": ("sigmoid_router",),
+    "why": "the CPU router asserts softmax where experts have no groups",
+}
+_SCAN = {
+    "stand_ins": ("contiguous_gemm", "selective_scan"),
+    "why": "oneDNN takes contiguous inputs only; Mamba 1's scan is left out",
+}
+_WINDOW = "window beyond all prompts: vLLM's is one token wider"
+
 _SPECIAL: Mapping[str, Mapping[str, Any]] = {
-    "lfm2": {"options": _NO_CUSTOM_OPS, "why": _ROTARY},
-    "deepseek_v3": {
-        "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
-        "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
-    },
-    "qwen3_5_vl": {"options": _IMAGES},
-    "qwen3_vl": {"options": _IMAGES},
-    "deepseek_v2": {
-        "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
-        "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
-    },
-    "glm4_moe_lite": {
-        "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
-        "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
-    },
-    "longcat_flash": {
-        "options": {**_NO_CUSTOM_OPS, "attention_backend": "CPU_MLA"},
-        "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
-    },
-    **{
-        name: {"why": "window beyond all prompts: vLLM's is one token wider"}
-        for name in ("cohere2", "cohere2_moe")
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash"), _LATENT
+    ),
+    **dict.fromkeys(("hy_v3", "laguna", "minimax_m2"), _SIGMOID),
+    **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), _SCAN),
+    **dict.fromkeys(("qwen3_5_vl", "qwen3_vl"), _PICTURED),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _PLAIN_OPS),
+    "cohere2": {"why": _WINDOW},
+    "cohere2_moe": {
+        "why": f"{_WINDOW}; other prompts, since in the usual ones two experts of one "
+        "row are 2e-7 apart",
+        "seed": 1,
     },
     "bloom": {"why": "vLLM takes the exact GELU, transformers its approximation"},
     "apertus": {"why": "vLLM holds the parameters of xIELU in bfloat16"},
-    "lfm2_moe": {"options": _NO_CUSTOM_OPS, "why": _ROTARY},
-    "minimax_m2": {
-        "stand_ins": ("sigmoid_router",),
-        "why": "the CPU router asserts softmax where experts have no groups",
-    },
-    **{
-        name: {
-            "stand_ins": ("contiguous_gemm", "selective_scan"),
-            "why": "oneDNN takes contiguous inputs only; Mamba 1's scan is left out",
-        }
-        for name in ("jamba", "mamba", "falcon_mamba")
-    },
     "nemotron_h_moe": {
         "stand_ins": ("ungated_experts",),
         "why": "the CPU build has no experts without a gate",

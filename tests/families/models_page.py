@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/models.md from results.json and registry.json.
+"""Writes the tables of docs/models.md and README.md from results and registry.
 
 python tests/families/models_page.py
 """
@@ -14,7 +14,11 @@ from typing import Any
 from family_runs import BY_NAME, EAGER, FEW
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "models.md"
+ROOT = HERE.parent.parent
+PAGES = {
+    ROOT / "docs" / "models.md": ("results", "releases", "failures", "untried"),
+    ROOT / "README.md": ("releases",),
+}
 Result = Mapping[str, Any]
 
 
@@ -40,14 +44,22 @@ def table(results: Sequence[Result]) -> str:
             "|---|---|---|---|---|---|---|",
         ]
         for r in sorted(cells, key=lambda r: (r["result"] != "right", r["model"])):
-            worst = f"{r['worst']:.1e}" if "worst" in r else ""
             how = r["mode"] + (f" ({r['note']})" if "note" in r else "")
             lines.append(
                 f"| {r['model']} | `{r['architecture']}` | {how} | {r['dtype']} "
-                f"| {r['result']} | {worst} | {r['date']} |"
+                f"| {r['result']} | {_error(r)} | {r['date']} |"
             )
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def _error(r: Result) -> str:
+    """The worst prompt in the worst layer, and what half precision alone costs."""
+    if "worst" not in r:
+        return ""
+    if "rounding" not in r:
+        return f"{r['worst']:.1e}"
+    return f"{r['worst']:.1e}; together {r['together']:.1e}, alone {r['rounding']:.1e}"
 
 
 def by_release(results: Sequence[Result]) -> str:
@@ -111,8 +123,9 @@ def untried(results: Sequence[Result], registry: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def render(page: str) -> str:
-    """The page with its generated parts as results and registry have them."""
+def render(path: Path) -> str:
+    """The page at ``path``, its generated parts as results and registry have them."""
+    page = path.read_text()
     results, registry = load()
     parts = {
         "results": table([r for r in results if r["release"] == registry["release"]]),
@@ -120,11 +133,11 @@ def render(page: str) -> str:
         "failures": failures(results),
         "untried": untried(results, registry),
     }
-    for name, text in parts.items():
+    for name in PAGES[path]:
         pattern = rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)"
-        block = f"\\g<1>\n{_escaped(text)}\n\\g<2>"
+        block = f"\\g<1>\n{_escaped(parts[name])}\n\\g<2>"
         page, count = re.subn(pattern, block, page, flags=re.DOTALL)
-        assert count == 1, f"{PAGE} has no place for {name}"
+        assert count == 1, f"{path} has no place for {name}"
     return page
 
 
@@ -141,4 +154,5 @@ def _escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(render(path))

@@ -15,7 +15,7 @@ from typing import Any
 
 from family_runs import Run
 from stand_ins import STAND_INS
-from with_image import pictured, verdict
+from with_image import numbers, pictured, verdict
 
 REFUSED, CANNOT_START, NO_REFERENCE = "refused", "cannot start", "no reference"
 
@@ -51,7 +51,7 @@ def tapped_args(storage: Path, layer_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def dozen(seed: int = 0) -> list[list[int]]:
+def dozen(seed: int) -> list[list[int]]:
     """Prompts of 1 to 180 random tokens; a step takes 64."""
     from specshim.verification.collect import random_prompts
 
@@ -65,7 +65,7 @@ def tapped(run: Run, folder: Path) -> dict[str, Any]:
     from specshim.verification.compare import compare
 
     dtype = ARCHITECTURES[run.model].config["dtype"]
-    prompts = dozen()
+    prompts = dozen(run.seed)
     try:
         model = ensure_tiny_model(run.model, folder / "models")
         exact = compute_reference(str(model), prompts, "float32")
@@ -102,7 +102,7 @@ def tapped(run: Run, folder: Path) -> dict[str, Any]:
     seen = compare(samples, layer_ids, exact, rounded)
     answer: dict[str, Any] = {
         "result": verdict(seen),
-        "worst": float(f"{max(layer.worst for layer in seen.layers):.2g}"),
+        **numbers(seen),
         "layers": len(layer_ids),
     }
     if answer["result"] != "right":
@@ -129,7 +129,7 @@ def plain(run: Run, folder: Path) -> dict[str, Any]:
     network = network.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    prompts = [prompt for prompt in dozen() if len(prompt) > 8]
+    prompts = [prompt for prompt in dozen(run.seed) if len(prompt) > 8]
     try:
         for name in run.stand_ins:
             STAND_INS[name]()

@@ -26,6 +26,26 @@ def verdict(seen: Any) -> str:
     return str(seen.status)
 
 
+def numbers(seen: Any) -> dict[str, Any]:
+    """The worst prompt in the worst layer, and in half precision what that costs.
+
+    ``together`` is the worst layer over all rows, ``rounding`` what the dtype alone
+    moves transformers' states by, ``loose_rows`` single rows that are further off, of
+    which the dtype alone gives as many (experts are chosen anew).
+    """
+
+    def two_digits(value: float) -> float:
+        return float(f"{value:.2g}")
+
+    told: dict[str, Any] = {"worst": two_digits(max(x.worst for x in seen.layers))}
+    if seen.dtype != "float32":
+        told["together"] = two_digits(max(x.total for x in seen.layers))
+        told["rounding"] = two_digits(max(x.limits.measured for x in seen.layers))
+        if loose := max(x.bad_rows for x in seen.layers):
+            told["loose_rows"] = loose
+    return told
+
+
 def picture(seed: int, width: int, height: int) -> Any:
     """Random pixels."""
     from PIL import Image
@@ -126,12 +146,9 @@ def pictured(run: Run, folder: Path) -> dict[str, Any]:
             )
     seen = compare(samples, list(range(LAYERS + 1)), exact, rounded)
     print(seen)
-    told = {
-        "result": verdict(seen),
-        "layers": LAYERS + 1,
-    }
+    told: dict[str, Any] = {"result": verdict(seen), "layers": LAYERS + 1}
     if seen.layers:
-        told["worst"] = float(f"{max(layer.worst for layer in seen.layers):.2g}")
+        told |= numbers(seen)
     if told["result"] != "right":
         told["error"] = "; ".join(f"{f.kind}: {f.text}" for f in seen.findings[:2])
     return told
