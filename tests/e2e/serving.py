@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stock_request import stock_request
 
 from specshim.server_process import ServerFailed, free_port, running, wait_until_healthy
 
@@ -124,26 +125,9 @@ def serve(
         yield Server(url, model, folder / "hs", log)
 
 
-def stock_configs(storage: Path, layer_ids: Sequence[int]) -> dict[str, Any]:
-    """What speculators' scripts/launch_vllm.py asks of vLLM, as EngineArgs fields."""
-    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}}
-    return {
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": draft,
-        },
-        "kv_transfer_config": {
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(storage)},
-        },
-    }
-
-
 def stock_arguments(model: Path, storage: Path, layer_ids: Sequence[int]) -> list[str]:
     """The same on the command line, in upstream's spelling."""
-    configs = stock_configs(storage, layer_ids)
+    configs = stock_request(storage, layer_ids)
     flags = [part for k, v in configs.items() for part in (f"--{k}", json.dumps(v))]
     return ["--model", str(model), *flags]
 

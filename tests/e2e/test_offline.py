@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("torch")
 from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
 from safetensors.torch import load_file
-from serving import load, python_of, run_offline, stock_configs
+from serving import load, python_of, run_offline
+from stock_request import stock_request
 
 
 def stock_engine_args(model: Path, storage: Path, **more: object) -> dict:
@@ -17,7 +18,7 @@ def stock_engine_args(model: Path, storage: Path, **more: object) -> dict:
         "model": str(model),
         "dtype": "float32",
         "max_model_len": 512,
-        **stock_configs(storage, LAYER_IDS),
+        **stock_request(storage, LAYER_IDS),
         **more,
     }
 

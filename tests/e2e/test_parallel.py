@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from e2e_values import LAYER_IDS, assert_exact, random_prompts, reference
-from serving import load, python_of, run_offline, serve, stock_configs
+from serving import load, python_of, run_offline, serve
+from stock_request import stock_request
 
 pytestmark = pytest.mark.extended
 
@@ -27,7 +28,7 @@ def offline(
         "max_model_len": 512,
         "max_num_batched_tokens": 64,
         "enforce_eager": True,
-        **stock_configs(folder, LAYER_IDS),
+        **stock_request(folder, LAYER_IDS),
         **options,
     }
     calls = [{"prompts": prompts, "sampling": {"max_tokens": 3}}]

@@ -20,7 +20,8 @@ import pytest
 
 pytest.importorskip("torch")
 from e2e_values import assert_exact, random_prompts, reference
-from serving import Server, load, python_of, run_offline, serve, stock_configs
+from serving import Server, load, python_of, run_offline, serve
+from stock_request import stock_request
 
 EVERY = (
     0,
@@ -205,7 +206,7 @@ def test_stages_that_own_few_layers_or_none(
     layer_ids, extra, asynchronous, tiny, tmp_path
 ):
     model, prompts = tiny("llama"), random_prompts(8, seed=3)
-    configs = stock_configs(tmp_path / "hs", layer_ids)
+    configs = stock_request(tmp_path / "hs", layer_ids)
     configs["kv_transfer_config"]["kv_connector_extra_config"].update(extra)
     args = {
         "model": str(model),

@@ -15,6 +15,7 @@ from typing import Any
 
 from family_runs import Run
 from stand_ins import STAND_INS
+from stock_request import stock_request
 from with_image import numbers, pictured, verdict
 
 REFUSED, CANNOT_START, NO_REFERENCE = "refused", "cannot start", "no reference"
@@ -22,6 +23,14 @@ REFUSED, CANNOT_START, NO_REFERENCE = "refused", "cannot start", "no reference"
 
 def engine_args(run: Run, model: Path, dtype: str) -> dict[str, Any]:
     """What ``vllm.LLM`` is started with, but for the tap."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    known = AttentionBackendEnum.__members__
+    options = {
+        name: value
+        for name, value in run.options.items()
+        if name != "attention_backend" or value in known  # CPU_MLA is of 0.28
+    }
     return {
         "model": str(model),
         "dtype": dtype,
@@ -30,24 +39,7 @@ def engine_args(run: Run, model: Path, dtype: str) -> dict[str, Any]:
         "max_num_seqs": 8,
         "enforce_eager": "compiled" not in run.mode,
         "skip_tokenizer_init": True,
-        **run.options,
-    }
-
-
-def tapped_args(storage: Path, layer_ids: Sequence[int]) -> dict[str, Any]:
-    """As speculators' launcher asks; specshim's plugin takes it from there."""
-    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}}
-    return {
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": draft,
-        },
-        "kv_transfer_config": {
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(storage)},
-        },
+        **options,
     }
 
 
@@ -81,7 +73,7 @@ def tapped(run: Run, folder: Path) -> dict[str, Any]:
     layer_ids = list(range(len(exact[0].stream) if exact else count + 1))
     args = {
         **engine_args(run, model, dtype),
-        **tapped_args(folder / "states" / run.model, layer_ids),
+        **stock_request(folder / "states" / run.model, layer_ids),
     }
     try:
         for name in run.stand_ins:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
 RESULTS = HERE / "results.json"
 SECONDS = {"tapped": 240, "pictured": 600, "plain": 120}
 SETTINGS = {
@@ -78,6 +79,8 @@ def prepare() -> str:
     # A fork is as apart as the subprocess in which vLLM looks at a model's class.
     registry._run_in_subprocess = lambda work: forked(work, None, 60)
     release: str = vllm.__version__
+    if release.startswith(("0.18.", "0.19.")):  # they ask for these by name alone
+        os.environ["LD_PRELOAD"] = "libtcmalloc libiomp"
     return release
 
 
@@ -114,7 +117,7 @@ def run_one(name: str, release: str, folder: Path) -> dict[str, Any]:
             if check != "plain"
             else {"plain": f"without specshim it gives no answer within {limit} s"}
         )
-        if told["result"] == "right":
+        if told["result"] in ("right", "no reference"):
             break
     return {
         "release": release,

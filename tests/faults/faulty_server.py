@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 from e2e_values import LAYER_IDS
-from serving import START_SECONDS, environment, python_of, stock_configs
+from serving import START_SECONDS, environment, python_of
+from stock_request import stock_request
 from tally import LOST, SURVIVED, TOLD, WRONG
 
 from specshim.server_process import ServerFailed, free_port, running, wait_until_healthy
@@ -232,7 +233,7 @@ class FaultyServer:
 
 def command(python: str, model: Path, storage: Path, *more: str) -> list[str]:
     """A stock command line, which the plugin reroutes; clients may name files."""
-    configs = stock_configs(storage, LAYER_IDS)
+    configs = stock_request(storage, LAYER_IDS)
     extra = configs["kv_transfer_config"]["kv_connector_extra_config"]
     extra["allow_custom_save_path"] = True
     flags = [part for k, v in configs.items() for part in (f"--{k}", json.dumps(v))]

@@ -19,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+from stock_request import stock_request
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,21 +100,10 @@ def extract(
     """Token ids and file of each sample."""
     from vllm import LLM, SamplingParams
 
-    spec = {"hf_config": {"eagle_aux_hidden_state_layer_ids": ids}}
-    extra = {"shared_storage_path": str(storage)}
     options = {
         "max_model_len": longest + 64,
         "max_num_batched_tokens": 256,
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": spec,
-        },
-        "kv_transfer_config": {
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": extra,
-        },
+        **stock_request(storage, ids),
         **engine,
     }
     llm = LLM(model=model, skip_tokenizer_init=True, **options)

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stock_request import stock_request
+
 PROMPTS = [[5, 9, 200, 31, 7, 77, 300], [12, 400, 8], [*range(20, 90)]]
 
 
@@ -16,23 +18,13 @@ def answers(model: str, layer_ids: list[int], **options: Any) -> tuple[Path, lis
 
     folder = Path(tempfile.mkdtemp())
     weights = ensure_tiny_model(model, folder)
-    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": layer_ids}}
     llm = LLM(
         model=str(weights),
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=128,
         enforce_eager=True,
-        speculative_config={
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": draft,
-        },
-        kv_transfer_config={
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(folder / "hs")},
-        },
+        **stock_request(folder / "hs", layer_ids),
         **options,
     )
     sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False)

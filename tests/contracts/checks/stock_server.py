@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from stock_request import stock_request
+
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -31,21 +33,11 @@ def stock_arguments(folder: Path, **more: Any) -> dict[str, Any]:
     # To learn of the model, vLLM would import itself again in another process.
     registry._run_in_subprocess = lambda look: look()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 4]}}
     return {
         "model": str(folder),
         "skip_tokenizer_init": True,
         "max_model_len": 128,
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": draft,
-        },
-        "kv_transfer_config": {
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(folder)},
-        },
+        **stock_request(folder, [1, 4]),
         **more,
     }
 

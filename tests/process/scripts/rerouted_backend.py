@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "contracts" / "checks"))
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / "contracts" / "checks"), str(TESTS)]
 
 
 def configured(name: str, *flags: str) -> Any:
