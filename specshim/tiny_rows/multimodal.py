@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specshim.tiny_rows import dense, experts
 from specshim.tiny_rows.base import (
     COMMON,
     GATED_DELTA_NET,
@@ -60,6 +61,49 @@ def _qwen(
     return TinyModel(name, config, takes_images=True)
 
 
+_TEXT = {row.name: row for row in (*dense.ROWS, *experts.ROWS)}
+_TOWER: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_channels": 3,
+    "image_size": 64,
+    "patch_size": 16,
+}
+
+
+def _around(
+    name: str,
+    architecture: str,
+    model_type: str,
+    text: str,
+    vision: Mapping[str, Any],
+    *,
+    over: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> TinyModel:
+    """Another row's ``text`` model with a tower beside it, asked with text alone.
+
+    ``over`` are fields of the text model that are not as in its own row.
+    """
+    row = _TEXT[text]
+    inner = {k: v for k, v in row.config.items() if k != "architectures"}
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "dtype": row.config["dtype"],
+        "text_config": {**inner, **(over or {})},
+        "vision_config": {**_TOWER, **vision},
+        "tie_word_embeddings": row.config["tie_word_embeddings"],
+        **{f"{key}_token_id": COMMON[f"{key}_token_id"] for key in _SPECIAL},
+        **fields,
+    }
+    return TinyModel(name, config, row.embedding_std, row.scales)
+
+
+_SPECIAL = ("bos", "eos", "pad")
+_MARKS = {"boi_token_index": VISION_START, "eoi_token_index": VISION_END}
 _MROPE = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 
 ROWS = (
@@ -85,5 +129,89 @@ ROWS = (
         "qwen3_vl",
         {"rope_parameters": _MROPE},
         {"deepstack_visual_indexes": [0, 2]},
+    ),
+    _around(
+        "qwen2_5_vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2_5_vl",
+        "qwen2",
+        {
+            "model_type": "qwen2_5_vl",
+            "depth": 2,
+            "num_heads": 4,
+            "in_channels": 3,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 56,
+            "out_hidden_size": 128,
+            "fullatt_block_indexes": [1],
+        },
+        over={
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {**ROPE, "mrope_section": [4, 6, 6]},
+        },
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+    ),
+    _around(
+        "gemma3_vl",
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        "gemma3",
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        mm_tokens_per_image=4,
+        image_token_index=IMAGE,
+        **_MARKS,
+    ),
+    _around(
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        "mistral",
+        {"model_type": "pixtral", "head_dim": 16, "rope_parameters": ROPE},
+        image_token_index=IMAGE,
+        multimodal_projector_bias=False,
+        projector_hidden_act="gelu",
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+    ),
+    _around(
+        "llama4_vl",
+        "Llama4ForConditionalGeneration",
+        "llama4",
+        "llama4",
+        {
+            "model_type": "llama4_vision_model",
+            "intermediate_size": 256,
+            "vision_output_dim": 64,
+            "projector_input_dim": 64,
+            "projector_output_dim": 64,
+            "pixel_shuffle_ratio": 0.5,
+            "multi_modal_projector_bias": False,
+            "rope_parameters": ROPE,
+        },
+        image_token_index=IMAGE,
+        **_MARKS,
+    ),
+    _around(
+        "internvl",
+        "InternVLForConditionalGeneration",
+        "internvl",
+        "qwen3",
+        {
+            "model_type": "internvl_vision",
+            "image_size": [64, 64],
+            "patch_size": [16, 16],
+        },
+        image_token_id=IMAGE,
+        image_seq_length=4,
+        downsample_ratio=0.5,
+        projector_hidden_act="gelu",
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
     ),
 )

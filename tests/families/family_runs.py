@@ -60,6 +60,11 @@ _LATENT = {
     "why": f"{_ROTARY}; the AMX backend of MLA computes in bfloat16 only",
 }
 _PLAIN_OPS = {"options": _NO_CUSTOM_OPS, "why": _ROTARY}
+_BLIND = {
+    "options": {"limit_mm_per_prompt": {"image": 0, "video": 0}},
+    "why": "asked with text alone",
+}
+_BLIND_TO_ONE = {**_BLIND, "options": {"limit_mm_per_prompt": {"image": 0}}}
 _PICTURED = {"options": _IMAGES, "mode": EAGER_IMAGES}
 _SIGMOID = {
     "stand_ins": ("sigmoid_router",),
@@ -78,6 +83,8 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("hy_v3", "laguna", "minimax_m2"), _SIGMOID),
     **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), _SCAN),
     **dict.fromkeys(("qwen3_5_vl", "qwen3_vl"), _PICTURED),
+    "qwen2_5_vl": _BLIND,
+    **dict.fromkeys(("gemma3_vl", "mistral3", "llama4_vl", "internvl"), _BLIND_TO_ONE),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _PLAIN_OPS),
     "cohere2": {"why": _WINDOW},
     "cohere2_moe": {
