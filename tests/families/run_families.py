@@ -81,6 +81,9 @@ def prepare() -> str:
     release: str = vllm.__version__
     if release.startswith(("0.18.", "0.19.")):  # they ask for these by name alone
         os.environ["LD_PRELOAD"] = "libtcmalloc libiomp"
+    if release.startswith(("0.20.", "0.21.")):  # they trip over "nobind"
+        core = min(os.sched_getaffinity(0))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
     return release
 
 
