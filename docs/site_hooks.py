@@ -1,0 +1,51 @@
+"""For mkdocs: pages of the site that are files elsewhere in the repository.
+
+Links are written for the repository, where people read on GitHub, and become links of
+the site here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "patches/README.md": "faults.md",
+}
+"""Where a file of the repository stands on the site; what lies in docs/ stays."""
+
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages whose source lies outside of docs/."""
+    for source, place in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn the links of the repository into those of the site."""
+    sources = {place: source for source, place in PAGES.items()}
+    name = page.file.src_uri
+    return site_links(markdown, sources.get(name, f"docs/{name}"))
+
+
+def site_links(markdown: str, source: str) -> str:
+    """``markdown`` of the repository's file ``source`` with links as on the site."""
+
+    def link(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
+        place = PAGES.get(target, target.removeprefix("docs/"))
+        return place + (found[2] or "")
+
+    return _LINK.sub(link, markdown)
