@@ -25,7 +25,7 @@ DRIVER = "speculators-0.9.0"  # the environment that pytest runs in
 DRIVER_TOOLS = (
     "pytest", "hypothesis", "mypy", "ruff", "build", "twine", "pyyaml", "openai",
     "setuptools>=77", "wheel", "nox", "uv", "types-PyYAML", "types-setuptools",
-    "pytest-xdist",
+    "pytest-xdist", "mkdocs-material>=9.5,<10", "mkdocs>=1.6,<2",
 )  # fmt: skip
 ENGINE_TESTS = (
     "tests/e2e", "tests/load", "tests/contracts", "tests/drift", "tests/faults",
@@ -133,6 +133,19 @@ def matrix(session: nox.Session) -> None:
         script = str(folder / "run_families.py")
         session.run(str(python), script, "--few", *session.posargs, external=True)
     session.run(str(python), str(folder / "models_page.py"), external=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write the generated parts of docs/, then build the site into site/."""
+    wanted = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    tools = (*wanted["dependencies"], *wanted["optional-dependencies"]["docs"])
+    python = tool_environment(session, "docs", tools)
+    session.run(str(python), str(ROOT / "docs" / "generate.py"), external=True)
+    session.run(
+        str(python), "-m", "mkdocs", "build", "--strict", *session.posargs,
+        external=True, env={"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
 
 
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:

@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
+from specshim.__main__ import COMMANDS  # noqa: E402
+from specshim.commands.help import ALWAYS, HELP  # noqa: E402
 from specshim.patching import APPLY, OPEN, Patch  # noqa: E402
 from specshim.patching.catalogue import everything  # noqa: E402
 from specshim.patching.gate import judge_release  # noqa: E402
@@ -133,7 +135,47 @@ def own() -> str:
     )
 
 
+def commands() -> str:
+    """Each command: what it is for, examples, exit statuses, as its --help has them."""
+    titles = {
+        **{name: (f"specshim {name}", said) for name, (_, said) in COMMANDS.items()},
+        "launch_vllm": ("python -m specshim.launch_vllm", "start a server"),
+    }
+    return "\n\n".join(
+        "\n".join(
+            [
+                f"### {title}",
+                "",
+                f"{said[:1].upper()}{said[1:]}.",
+                "",
+                "```bash",
+                *[f"{line}  # {why}" for line, why in HELP[name].examples],
+                "```",
+                "",
+                table(
+                    ("exit status", ""),
+                    [(str(k), v) for k, v in HELP[name].statuses.items()],
+                ),
+            ]
+        )
+        for name, (title, said) in titles.items()
+    )
+
+
+def always() -> str:
+    """What any command may end with."""
+    return table(("exit status", ""), [(str(k), v) for k, v in ALWAYS.items()])
+
+
+def example() -> str:
+    """A patch as it stands."""
+    path = ROOT / "patches" / "vllm" / "abort_before_schedule.py"
+    return f"```python\n{path.read_text().rstrip()}\n```"
+
+
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "commands.md": {"commands": commands, "always": always},
+    "writing-a-patch.md": {"example": example},
     "compatibility.md": {"vllm": vllm_releases, "others": other_releases},
     "patches.md": {"overview": overview, "details": details, "own": own},
 }

@@ -22,7 +22,7 @@ PAGES = {
 }
 """Where a file of the repository stands on the site; what lies in docs/ stays."""
 
-_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"\[([^\]\n]*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -33,19 +33,34 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Turn the links of the repository into those of the site."""
     sources = {place: source for source, place in PAGES.items()}
     name = page.file.src_uri
-    return site_links(markdown, sources.get(name, f"docs/{name}"))
+    return site_links(markdown, sources.get(name, f"docs/{name}"), titles(config.nav))
 
 
-def site_links(markdown: str, source: str) -> str:
-    """``markdown`` of the repository's file ``source`` with links as on the site."""
+def titles(nav: Any) -> dict[str, str]:
+    """The name of each page in the menu, by its file."""
+    found = {}
+    for entry in nav:
+        for title, below in entry.items():
+            found.update(titles(below) if isinstance(below, list) else {below: title})
+    return found
+
+
+def site_links(markdown: str, source: str, names: dict[str, str]) -> str:
+    """``markdown`` of the repository's file ``source`` with links as on the site.
+
+    A link that is called like its file gets the name of the page.
+    """
 
     def link(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
+        text, path, anchor = found.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         place = PAGES.get(target, target.removeprefix("docs/"))
-        return place + (found[2] or "")
+        if text.endswith(".md"):
+            text = names.get(place, text)
+        return f"[{text}]({place}{anchor or ''})"
 
     return _LINK.sub(link, markdown)

@@ -59,10 +59,10 @@ def _plan(report: VerifyReport, here: Environment) -> Iterator[tuple[str, str]]:
     if version is None or not report.layer_ids:
         return
     environment = here if version == here.vllm else detect_environment(vllm=version)
-    route = report.metadata.get("route", "auto")
+    stock = report.metadata.get("route") == "cache"
     request = Request(
         source="launcher",
-        route=route if route in ("tap", "cache") else "auto",
+        route="cache" if stock else "auto",
         layer_ids=report.layer_ids,
         include_last_layer=False,
     )

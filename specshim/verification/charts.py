@@ -11,15 +11,16 @@ from specshim.verification.heat import HeatMap
 
 WIDTH = 920
 _LEFT, _RIGHT = 64, 20  # for labels
-_LINE = 22  # height of a layer
+_LINE, _THIN = 22, 14  # height of a layer, and where there are many
+_MANY = 24
 _FLOOR = 1e-9  # smaller errors are drawn here
-_MOST_LINES = 40  # layers that get a full line's height in the heat map
 
 # What is allowed ends at 1: pale to blue below, orange to dark red above.
 _BELOW = ((236, 242, 249), (33, 102, 172))
 _ABOVE = ((253, 174, 97), (153, 0, 13))
-_DECADES_BELOW, _DECADES_ABOVE = 4.0, 2.0
-_BROKEN = "#000000"  # zero, NaN and infinite rows are infinitely, or wholly, off
+_DECADES_ABOVE = 2
+_MOST_DECADES = 7
+_BROKEN = "#000000"  # rows that are zero, NaN or infinite
 
 
 def error_bars(layers: Sequence[LayerResult]) -> str:
@@ -29,13 +30,14 @@ def error_bars(layers: Sequence[LayerResult]) -> str:
     sample to the worst single row, and the two marks are what is allowed for either.
     """
     values = [v for layer in layers for v in _values(layer) if math.isfinite(v)]
-    low = math.floor(math.log10(max(min([*values, 1e-6]), _FLOOR)))
+    low = math.floor(math.log10(max(min([*values, 1e-2]), _FLOOR))) - 1
     high = math.ceil(math.log10(max([*values, 1e-2]) * 1.01))
     scale = _scale(low, high)
-    height = _LINE * len(layers)
+    line = _line(len(layers))
+    height = line * len(layers)
     parts = list(_axis(low, high, scale, height))
     for place, layer in enumerate(layers):
-        parts += _bar(layer, place * _LINE, scale)
+        parts += _bar(layer, place * line, line, scale)
     label = "Relative error of each layer on a logarithmic scale"
     return _svg(height + 34, parts, label)
 
@@ -43,25 +45,26 @@ def error_bars(layers: Sequence[LayerResult]) -> str:
 def heat(found: HeatMap) -> str:
     """Layers downwards, tokens to the right, the error as a colour."""
     lines = len(found.layer_ids)
-    line = _LINE if lines <= _MOST_LINES else max(6, _LINE * _MOST_LINES // lines)
+    line = _line(lines)
+    below = decades_below(found)
     width = (WIDTH - _LEFT - _RIGHT) / len(found.errors[0])
     parts = []
     for slot, (layer_id, row) in enumerate(
         zip(found.layer_ids, found.errors, strict=True)
     ):
         top = slot * line
-        if line >= 12 or slot % (12 // line + 1) == 0:
-            parts.append(_text(_LEFT - 8, top + line / 2 + 4, f"id {layer_id}", "end"))
+        parts.append(_text(_LEFT - 8, top + line / 2 + 4, f"id {layer_id}", "end"))
         for column, error in enumerate(row):
             first, last = found.tokens_of(column)
             tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
             limit = found.limits[slot]
+            zero = (slot, column) in found.zeros
+            fill = _BROKEN if zero else colour(error / limit, below)
+            said = f"{error:.1e}{', zero' if zero else ''} (allowed {limit:.1e})"
             parts.append(
-                f'<rect x="{_LEFT + column * width:.2f}" y="{top}" '
-                f'width="{width + 0.05:.2f}" height="{line}" '
-                f'fill="{colour(error / limit)}"><title>'
-                f"{tokens}, id {layer_id}: {error:.1e} (allowed {limit:.1e})"
-                "</title></rect>"
+                f'<rect class="cell" x="{_LEFT + column * width:.2f}" y="{top}" '
+                f'width="{width:.2f}" height="{line}" fill="{fill}">'
+                f"<title>{tokens}, id {layer_id}: {said}</title></rect>"
             )
     height = lines * line
     for tick in _ticks(found.tokens):
@@ -73,35 +76,47 @@ def heat(found: HeatMap) -> str:
     return _svg(height + 26, parts, label)
 
 
-def legend() -> str:
+def decades_below(found: HeatMap) -> int:
+    """How many decades below what is allowed the palest colour stands for."""
+    shares = [
+        error / limit
+        for row, limit in zip(found.errors, found.limits, strict=True)
+        for error in row
+        if error > 0
+    ]
+    least = min(shares, default=1.0)
+    return min(_MOST_DECADES, max(1, math.ceil(-math.log10(least))))
+
+
+def legend(below: int) -> str:
     """The colours of the heat map with what they mean."""
     parts, steps = [], 48
     for step in range(steps):
-        decades = -_DECADES_BELOW + (_DECADES_BELOW + _DECADES_ABOVE) * step / steps
+        decades = (below + _DECADES_ABOVE) * (step + 0.5) / steps - below
         parts.append(
-            f'<rect x="{_LEFT + step * 8}" y="0" width="8.1" height="12" '
-            f'fill="{colour(10**decades)}"/>'
+            f'<rect class="cell" x="{_LEFT + step * 8}" y="0" width="8" height="12" '
+            f'fill="{colour(10**decades, below)}"/>'
         )
-    at_one = _LEFT + 8 * steps * _DECADES_BELOW / (_DECADES_BELOW + _DECADES_ABOVE)
+    end = _LEFT + 8 * steps
+    at_one = _LEFT + (end - _LEFT) * below / (below + _DECADES_ABOVE)
     parts += [
         f'<path class="axis" d="M{at_one:.1f} 0v17"/>',
-        _text(_LEFT, 28, f"allowed / {10**_DECADES_BELOW:,.0f} or less", "start"),
+        _text(_LEFT, 28, f"allowed / {10**below:,}", "start"),
         _text(at_one, 28, "allowed", "middle"),
-        _text(_LEFT + 8 * steps, 28, f"x {10**_DECADES_ABOVE:,.0f} or more", "middle"),
-        f'<rect x="{_LEFT + 8 * steps + 84}" y="0" width="16" height="12" '
-        f'fill="{_BROKEN}"/>',
-        _text(_LEFT + 8 * steps + 108, 11, "zero, NaN or infinite", "start"),
+        _text(end, 28, f"allowed x {10**_DECADES_ABOVE}", "middle"),
+        f'<rect x="{end + 84}" y="0" width="16" height="12" fill="{_BROKEN}"/>',
+        _text(end + 108, 11, "zero, NaN or infinite", "start"),
     ]
     return _svg(34, parts, "What the colours mean")
 
 
-def colour(share: float) -> str:
-    """Of an error, as a share of what is allowed for it."""
+def colour(share: float, below: int) -> str:
+    """Of an error, as a share of what is allowed; ``below`` decades of it are told."""
     if not math.isfinite(share):
         return _BROKEN
     decades = math.log10(max(share, 1e-30))
     if decades <= 0:
-        return _between(*_BELOW, 1 + decades / _DECADES_BELOW)
+        return _between(*_BELOW, 1 + decades / below)
     return _between(*_ABOVE, decades / _DECADES_ABOVE)
 
 
@@ -140,18 +155,18 @@ def _axis(
         at = scale(10.0**power) if power < high else WIDTH - _RIGHT
         yield f'<path class="grid" d="M{at:.1f} 0v{height}"/>'
         yield _text(at, height + 16, f"1e{power}", "middle")
-    yield _text(_LEFT - 8, height + 16, "error", "end")
+    yield _text(_LEFT - 26, height + 16, "error", "end")
 
 
 def _bar(
-    layer: LayerResult, top: float, scale: Callable[[float], float]
+    layer: LayerResult, top: int, line: int, scale: Callable[[float], float]
 ) -> Iterator[str]:
-    middle = top + _LINE / 2
+    middle = top + line / 2
     end, worst = scale(layer.total), scale(layer.worst_row)
     yield _text(_LEFT - 8, middle + 4, f"id {layer.layer_id}", "end")
     yield (
-        f'<rect class="bar {layer.status}" x="{_LEFT}" y="{top + 6}" '
-        f'width="{max(1.0, end - _LEFT):.1f}" height="{_LINE - 12}">'
+        f'<rect class="bar {layer.status}" x="{_LEFT}" y="{top + line // 4}" '
+        f'width="{max(1.0, end - _LEFT):.1f}" height="{line - 2 * (line // 4)}">'
         f"<title>{escape(_told(layer))}</title></rect>"
     )
     yield (
@@ -159,8 +174,12 @@ def _bar(
         f'M{worst:.1f} {middle - 4}v8"/>'
     )
     allowed, single = scale(layer.limits.right), scale(layer.limits.row)
-    yield f'<path class="limit" d="M{allowed:.1f} {top + 2}v{_LINE - 4}"/>'
-    yield f'<path class="limit single" d="M{single:.1f} {top + 2}v{_LINE - 4}"/>'
+    yield f'<path class="limit" d="M{allowed:.1f} {top + 2}v{line - 4}"/>'
+    yield f'<path class="limit single" d="M{single:.1f} {top + 2}v{line - 4}"/>'
+
+
+def _line(layers: int) -> int:
+    return _LINE if layers <= _MANY else _THIN
 
 
 def _told(layer: LayerResult) -> str:

@@ -147,17 +147,18 @@ def _heat(
 ) -> HeatMap:
     """The map of the sample whose worst row is the farthest, row errors made anew."""
     sample = samples[max(range(len(samples)), key=farthest.__getitem__)]
-    wanted = exact[sample.index].stream
+    errors, zeros = [], []
+    for layer in layers:
+        received = sample.states[:, layer.slot].float()
+        wanted = exact[sample.index].stream[layer.layer_id]
+        errors.append(row_errors(received, wanted).tolist())
+        zeros.append(_zero_rows(received, wanted))
     return heat_map(
         sample.index,
         [layer.layer_id for layer in layers],
         [layer.limits.row for layer in layers],
-        [
-            row_errors(
-                sample.states[:, layer.slot].float(), wanted[layer.layer_id]
-            ).tolist()
-            for layer in layers
-        ],
+        errors,
+        zeros,
     )
 
 

@@ -23,6 +23,9 @@ class HeatMap:
     layer_ids: tuple[int, ...]
     limits: tuple[float, ...]  # what is allowed for a single row of each slot
     errors: tuple[tuple[float, ...], ...]  # [slot][column]
+    zeros: frozenset[tuple[int, int]] = (
+        frozenset()
+    )  # (slot, column) with a row of zeros
 
     def tokens_of(self, column: int) -> tuple[int, int]:
         """The first and the last token of a column."""
@@ -35,8 +38,17 @@ def heat_map(
     layer_ids: Sequence[int],
     limits: Sequence[float],
     errors: Sequence[Sequence[float]],
+    zeros: Sequence[Sequence[int]],
 ) -> HeatMap:
-    """The map of one sample from its errors ``[slot][token]``; at least one of each."""
+    """The map of one sample from its errors ``[slot][token]``; at least one of each.
+
+    Args:
+        sample: which one.
+        layer_ids: of each slot.
+        limits: of a single row of each slot.
+        errors: relative, infinite for NaN.
+        zeros: tokens of each slot whose row is zero and should not be.
+    """
     tokens = len(errors[0])
     columns = max(1, min(MOST_COLUMNS, MOST_CELLS // len(errors), tokens))
     step = -(-tokens // columns)
@@ -49,5 +61,8 @@ def heat_map(
         errors=tuple(
             tuple(max(row[at : at + step]) for at in range(0, tokens, step))
             for row in errors
+        ),
+        zeros=frozenset(
+            (slot, token // step) for slot, row in enumerate(zeros) for token in row
         ),
     )

@@ -41,6 +41,7 @@ svg text { fill: #424a53; }
 .bar { fill: #5b8db8; } .bar.wrong { fill: #b42318; } .bar.warning { fill: #c48a1c; }
 .bar.unclear { fill: #8c959f; }
 .whisker { stroke: #1c2430; fill: none; }
+.cell { shape-rendering: crispEdges; }
 .limit { stroke: #1a7f37; stroke-width: 2; fill: none; }
 .limit.single { stroke-dasharray: 3 2; }
 code { font: 12.5px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
@@ -50,7 +51,7 @@ code { font: 12.5px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
   .wide { overflow: visible; }
   table.numbers { font-size: 7.5pt; } table.numbers td, table.numbers th {
     padding-right: 5px; }
-  .verdict, rect { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .verdict, rect, .bar { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
 """
 BARS = (
@@ -149,7 +150,7 @@ def _numbers(comparison: Comparison) -> Iterable[str]:
         )
         yield f"<h2>Where: the worst sample (prompt {found.sample})</h2>"
         yield charts.heat(found)
-        yield charts.legend()
+        yield charts.legend(charts.decades_below(found))
         yield (
             f'<p class="note">{found.tokens} tokens, {columns}. The colour is the '
             "error as a share of what is allowed for a single row of that layer.</p>"

@@ -1,0 +1,101 @@
+"""The site of docs/: it builds, needs nothing from elsewhere, and is up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+
+import generate
+
+ASSETS = {"img": "src", "script": "src", "iframe": "src", "source": "src"}
+LINKED = ("stylesheet", "icon", "preconnect", "preload", "modulepreload", "manifest")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="mkdocs-material is not installed (docs)")
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class Assets(HTMLParser):
+    """Collects what a browser would load for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ASSETS:
+            self.found.append(given.get(ASSETS[tag]) or "")
+        if tag == "link" and set((given.get("rel") or "").split()) & set(LINKED):
+            self.found.append(given.get("href") or "")
+
+
+def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    assert len(pages) > 15
+    for page in pages:
+        parser = Assets()
+        parser.feed(page.read_text())
+        assert parser.found
+        for asset in parser.found:
+            assert not re.match(r"(\w+:)?//", asset), f"{page.name} loads {asset}"
+            place = page.parent / asset.partition("?")[0]
+            assert place.is_file(), f"{page.name} lacks {asset}"
+    for sheet in site.rglob("*.css"):
+        loaded = re.findall(
+            r"(?:@import|url\()\s*[\"']?(?:\w+:)?//[^)\"']*", sheet.read_text()
+        )
+        assert not loaded, sheet
+
+
+def test_a_message_is_found_by_searching_for_it(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    text = " ".join(entry["text"] for entry in index["docs"])
+    for message in (
+        "failed to convert the KV cache specs to one unified type",
+        "Model does not support EAGLE3 interface",
+        "rows are zero in every layer, so none was computed",
+    ):
+        assert message in text
+
+
+def test_every_page_is_in_the_menu_and_says_its_name(site: Path) -> None:
+    listed = set(re.findall(r": ([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text()))
+    on_disk = {path.name for path in DOCS.glob("*.md")}
+    assert on_disk <= listed
+    home = (site / "index.html").read_text()
+    assert 'href="quickstart.html"' in home
+    assert "docs/quickstart" not in home  # its links are those of the site
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_generated_parts_are_up_to_date(name: str) -> None:
+    page = (DOCS / name).read_text()
+    assert generate.render(name, page) == page, "run python docs/generate.py"
+
+
+def test_links_of_the_repository_lead_somewhere() -> None:
+    link = re.compile(r"(?<!\!)\[[^\]]*\]\((?!\w+:|#)([^)#\s]+)")
+    sources = [
+        *DOCS.glob("*.md"),
+        *(ROOT / p for p in ("README.md", "CONTRIBUTING.md")),
+    ]
+    for source in [*sources, ROOT / "patches" / "README.md"]:
+        for target in link.findall(source.read_text()):
+            assert (source.parent / target).exists(), f"{source.name}: {target}"
