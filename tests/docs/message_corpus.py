@@ -9,6 +9,9 @@ from pathlib import Path
 
 GAP = "…"
 SHORTEST = 8  # shorter pieces between gaps prove nothing
+# What stands before a message, or is filled into it, by other code.
+_AROUND = re.compile(r"^(\w+(Error|Refused): |extract_hidden_states )")
+_HEADS = ("Hidden states refused: ",)
 
 
 def sentences(*sources: Path) -> Iterator[str]:
@@ -25,8 +28,10 @@ def sentences(*sources: Path) -> Iterator[str]:
 
 def pieces(message: str) -> list[str]:
     """What of a message must be found, without the exception's name before it."""
-    message = re.sub(r"^\w+(Error|Refused): ", "", message.strip())
-    found = (piece.strip() for piece in re.split(r"…|\[\.\.\.\]", message))
+    message = _AROUND.sub("", message.strip())
+    for head in _HEADS:
+        message = message.replace(head, head + GAP)
+    found = (piece.strip(" '") for piece in re.split(r"…|\[\.\.\.\]", message))
     return [piece for piece in found if len(piece) >= SHORTEST]
 
 

@@ -40,8 +40,8 @@ class Assets(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        if tag in ASSETS:
-            self.found.append(given.get(ASSETS[tag]) or "")
+        if tag in ASSETS and ASSETS[tag] in given:
+            self.found.append(given[ASSETS[tag]] or "")
         if tag == "link" and set((given.get("rel") or "").split()) & set(LINKED):
             self.found.append(given.get("href") or "")
 
