@@ -1,6 +1,6 @@
 """Finds the packages: patches/ is the package specshim.patches (see pyproject.toml).
 
-And makes builds reproducible: the same tree gives the same bytes, wherever and whenever.
+And makes builds reproducible: the same tree gives the same bytes, always.
 """
 
 from __future__ import annotations
