@@ -22,6 +22,9 @@ PAGES = {
 }
 """Where a file of the repository stands on the site; what lies in docs/ stays."""
 
+BOOSTED = {"errors.md": 6}
+"""Whoever pastes a message into the search field wants these pages first."""
+
 _LINK = re.compile(r"\[([^\]\n]*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -37,6 +40,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Turn the links of the repository into those of the site."""
     sources = {place: source for source, place in PAGES.items()}
     name = page.file.src_uri
+    if name in BOOSTED:
+        page.meta["search"] = {"boost": BOOSTED[name]}
     return site_links(markdown, sources.get(name, f"docs/{name}"), titles(config.nav))
 
 

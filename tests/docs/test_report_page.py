@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import OPTIONS, chromium
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +28,6 @@ from specshim.verification.report import VerifyReport, diagnosis
 
 IDS = (0, 2, 4)
 CONFIG = Path(__file__).parent.parent / "data" / "configs" / "qwen3.5-27b.json"
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ZEROED = slice(10, 20)
 
 
@@ -181,18 +181,12 @@ def pixels(png: bytes) -> tuple[int, int, list[bytes]]:
 
 
 def test_a_browser_shows_it(model: Path, tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no headless Chromium is installed (Debian: chromium)")
     page, picture = tmp_path / "out.html", tmp_path / "out.png"
     assert write_page(page, [report(model, fault=True)]) is None
     subprocess.run(
         [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
+            chromium(),
+            *OPTIONS,
             f"--user-data-dir={tmp_path / 'profile'}",
             "--window-size=800,1000",
             f"--screenshot={picture}",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from browser import tab
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -73,6 +79,61 @@ def test_a_message_is_found_by_searching_for_it(site: Path) -> None:
         "rows are zero in every layer, so none was computed",
     ):
         assert message in text
+
+
+PASTED = (
+    (
+        "ValueError: Hybrid KV cache manager is disabled but failed to convert the KV "
+        "cache specs to one unified type.",
+        "Hybrid KV cache manager is disabled",
+    ),
+    (
+        "The page size of the layer is not divisible by the maximum page size.",
+        "The page size of the layer",
+    ),
+    (
+        "RuntimeError: Model does not support EAGLE3 interface but "
+        "aux_hidden_state_outputs was requested",
+        "Model does not support EAGLE3",
+    ),
+    (
+        "TimeoutError: Timed out waiting for lock: /dev/shm/hs/a.safetensors.lock",
+        "Timed out waiting for lock",
+    ),
+    (
+        "Hidden states refused: all 24 rows are zero in every layer, so none was "
+        "computed.",
+        "Hidden states refused",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_pasted_message_leads_to_its_cause(address: str, tmp_path: Path) -> None:
+    found = "document.querySelector('.md-search-result__item')?.innerText"
+    loaded = "JSON.stringify(performance.getEntries().map(entry => entry.name))"
+    with tab(tmp_path) as browser:
+        for message, heading in PASTED:
+            query = urllib.parse.quote_plus(message)
+            browser.call("Page.navigate", url=f"{address}index.html?q={query}")
+            first = browser.until(found)
+            assert "My error says" in first.splitlines()[0], message
+            assert heading in first, message
+        for name in json.loads(browser.evaluate(loaded)):
+            assert "//" not in name or name.startswith(address), f"it loads {name}"
 
 
 def test_every_page_is_in_the_menu_and_says_its_name(site: Path) -> None:
