@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class RequirementNotMet(RuntimeError):
     """What is installed, or set, is not what was asked for; one sentence says what."""
 
+    __module__ = "specshim"  # as users know it
+
 
 def require(
     *,
