@@ -171,6 +171,9 @@ def write_report(
         return status
     from specshim.verification.about import write_page
 
+    if not reports:
+        print(f"specshim: there is nothing to report, so no {path}", file=sys.stderr)
+        return status
     problem = write_page(path, reports)
     said = problem or f"The report is {path}."
     print(f"specshim: {one_line(said)}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,11 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "errors.md").read_text()
 QUOTED = re.findall(r"```text\n(.+?)\n```\n\n<!-- in: (.+?) -->", PAGE, re.DOTALL)
 UPSTREAM = [quoted for quoted in QUOTED if quoted[1] not in ("specshim", "seen")]
+
+
+@functools.cache
+def corpus_of(source: Path) -> list[str]:
+    return list(sentences(source))
 
 
 def test_every_message_says_where_it_is_from():
@@ -37,7 +43,7 @@ def test_upstreams_are_said_by_that_release(
     release, path = place.split()
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     root = Path(environment(release).evaluate(code))
-    assert not missing(message, list(sentences(root / path)))
+    assert not missing(message, corpus_of(root / path))
 
 
 def test_patches_that_it_names_exist():
