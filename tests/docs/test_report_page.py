@@ -25,6 +25,7 @@ from specshim.verification.compare import compare
 from specshim.verification.heat import MOST_CELLS, heat_map
 from specshim.verification.page import render_page
 from specshim.verification.report import VerifyReport, diagnosis
+from specshim.verify import page_problem, write_report
 
 IDS = (0, 2, 4)
 CONFIG = Path(__file__).parent.parent / "data" / "configs" / "qwen3.5-27b.json"
@@ -143,9 +144,18 @@ def test_nothing_to_compare_is_a_page_too() -> None:
     assert "<svg" not in text
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    said = write_page(tmp_path / "no" / "out.html", [])
-    assert said is not None and "cannot be written" in said
+def test_a_page_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = VerifyReport("right", "http://x", "m", 3, 0)
+    path = tmp_path / "no" / "out.html"
+    assert "There is no folder" in (page_problem(path) or "")
+    assert page_problem(tmp_path / "out.html") is page_problem(None) is None
+    assert write_report(path, [empty], 0) == 2
+    assert write_report(path, [empty], 1) == 1  # wrong stays wrong
+    assert "cannot be written (No such file" in capsys.readouterr().err
+    assert write_report(tmp_path / "out.html", [], 2) == 2
+    assert not (tmp_path / "out.html").exists()
 
 
 def pixels(png: bytes) -> tuple[int, int, list[bytes]]:
