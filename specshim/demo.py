@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from specshim._guard import INTERRUPTED
 from specshim._numbers import positive_float, positive_int
-from specshim._sentences import one_line
+from specshim.commands.output import refuse
 from specshim.demo_models import BOTH, choose_models, kind_of
 from specshim.demo_report import DemoResult, render, results_json
 from specshim.detect import detect_environment
@@ -26,7 +27,7 @@ from specshim.server_process import (
     wait_until_healthy,
 )
 from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
-from specshim.verify import EXIT_STATUS, VerifyOptions, verify
+from specshim.verify import VerifyOptions, page_problem, verify, write_report
 
 __all__ = ["INSTALL_COMMAND", "add_arguments", "run"]
 
@@ -41,7 +42,6 @@ _EXPECTED_START_S = 90  # only the bar's length
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``specshim demo``."""
-    parser.epilog = EXIT_STATUS
     parser.add_argument(
         "--model",
         default=BOTH,
@@ -73,25 +73,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="keep the states and the server's log"
     )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="write a page: errors of every layer, a map of the worst sample",
+    )
     parser.add_argument("--json", action="store_true", help="all numbers as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo and print its table. 0 right, 1 wrong, 2 could not tell."""
+
+    def fail(sentence: str, status: int = 2) -> int:
+        return refuse("demo", sentence, as_json=args.json, status=status)
+
     environment = detect_environment()
     if environment.vllm is None:
-        return _fail(
+        return fail(
             "vLLM is not installed in this environment; its CPU build is enough: "
             f"{INSTALL_COMMAND}"
         )
     names, left_out = choose_models(args.model, environment)
-    if not names:
-        return _fail(" ".join(left_out))
+    problem = page_problem(args.report) if names else " ".join(left_out)
+    if problem:
+        return fail(problem)
     cache = args.cache or default_cache()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return _fail(
+        return fail(
             f"The folder {cache} cannot be made ({error.strerror}); choose another "
             "with --cache."
         )
@@ -113,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         keep = keep or any(result.failure for result in results)
     except KeyboardInterrupt:
-        return _fail("Stopped; the server is down.", 130)
+        return fail("Stopped; the server is down.", INTERRUPTED)
     finally:
         if not keep:
             shutil.rmtree(workspace, ignore_errors=True)
@@ -125,12 +136,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(render(results, left_out)))
     if keep:
         print(f"Kept: {workspace}", file=sys.stderr)
-    return code
-
-
-def _fail(sentence: str, code: int = 2) -> int:
-    print(f"specshim demo: {one_line(sentence)}", file=sys.stderr)
-    return code
+    reports = [result.report for result in results if result.report is not None]
+    return write_report(args.report, reports, code)
 
 
 def default_cache() -> Path:

@@ -25,6 +25,7 @@ from specshim._launch import (
 from specshim._sentences import one_line
 from specshim._storage import storage_problem
 from specshim._transport import backend_problem
+from specshim.commands.help import explain
 from specshim.detect import ModelNotFound, detect_environment
 from specshim.detect.hub import model_of_options
 from specshim.detect.plugin import plugin_visible
@@ -91,6 +92,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         usage="%(prog)s MODEL [options] [-- VLLM_ARGS]",
         allow_abbrev=False,
     )
+    explain(parser, "launch_vllm")
     add_arguments(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the command without running it"

@@ -232,7 +232,7 @@ def _route(
     environment: Environment, extraction: _Extraction, draft: Draft
 ) -> tuple[str, str]:
     asked, by = _asked(environment, draft.request)
-    obstacles = "; ".join(_tap_obstacles(environment))
+    obstacles = "; ".join(tap_obstacles(environment))
     if asked == "cache":
         if extraction.is_tap:
             raise Refused(
@@ -266,7 +266,8 @@ def _route(
     return "cache", f"the tap route cannot work here ({obstacles})"
 
 
-def _tap_obstacles(environment: Environment) -> Iterator[str]:
+def tap_obstacles(environment: Environment) -> Iterator[str]:
+    """What keeps the tap route from working here, as ends of sentences."""
     if environment.missing_tap_hooks:
         missing = ", ".join(environment.missing_tap_hooks)
         yield f"vLLM {environment.vllm} lacks {missing}"

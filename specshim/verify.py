@@ -11,9 +11,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specshim._numbers import positive_float, positive_int
-from specshim.progress import Progress
+from specshim._sentences import one_line
+from specshim.commands.output import refuse
+from specshim.progress import Progress, progress_to
 from specshim.reference import (
     PromptStates,
     ReferenceFailed,
@@ -37,9 +40,7 @@ from specshim.verification.report import (
 )
 from specshim.verification.vocabulary import plain_token_ids
 
-__all__ = ["EXIT_STATUS", "VerifyOptions", "add_arguments", "run", "verify"]
-
-EXIT_STATUS = "Exit status: 0 right, 1 wrong, 2 could not tell."
+__all__ = ["VerifyOptions", "add_arguments", "run", "verify"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ class VerifyOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``specshim verify``."""
-    parser.epilog = EXIT_STATUS
     parser.add_argument("--url", required=True, help="the server, http://host:port")
     parser.add_argument(
         "--model", required=True, help="folder or hub id of the weights it serves"
@@ -123,6 +123,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let the reference run the model's own code",
     )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="write a page: errors of every layer, a map of the worst sample",
+    )
     parser.add_argument("--json", action="store_true", help="all numbers as JSON")
 
 
@@ -142,14 +148,36 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         trust_remote_code=args.trust_remote_code,
     )
-    report = verify(options, _say)
+    problem = page_problem(args.report)
+    if problem:
+        return refuse("verify", problem, as_json=args.json)
+    report = verify(options, progress_to(sys.stderr))
     print(json.dumps(to_json(report), indent=2) if args.json else render_text(report))
-    return report.exit_code
+    return write_report(args.report, [report], report.exit_code)
 
 
-def _say(stage: str, done: int, total: int) -> None:
-    if done == total:
-        print(f"specshim verify: {stage}: {done} of {total}", file=sys.stderr)
+def page_problem(path: Path | None) -> str | None:
+    """A sentence where no page can be written there; asked before the work is done."""
+    if path is None or path.resolve().parent.is_dir():
+        return None
+    return f"There is no folder {path.resolve().parent} for the report; make it first."
+
+
+def write_report(
+    path: Path | None, reports: Sequence[VerifyReport], status: int
+) -> int:
+    """Write the page, if one is asked for. Returns ``status``, 2 where it failed."""
+    if path is None:
+        return status
+    from specshim.verification.about import write_page
+
+    if not reports:
+        print(f"specshim: there is nothing to report, so no {path}", file=sys.stderr)
+        return status
+    problem = write_page(path, reports)
+    said = problem or f"The report is {path}."
+    print(f"specshim: {one_line(said)}", file=sys.stderr)
+    return max(status, 2) if problem and status == 0 else status
 
 
 def verify(options: VerifyOptions, progress: Progress | None = None) -> VerifyReport:

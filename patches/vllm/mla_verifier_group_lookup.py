@@ -31,7 +31,7 @@ PATCH = Patch(
         "whose own spec is that of hidden states."
     ),
     see=(
-        "The log of the start has 'Could not uniquely identify the extract-hidden- "
+        "The log of the start has 'Could not uniquely identify the extract-hidden-"
         "states KV cache group'. With the patch the connector comes up."
     ),
     upstream=("vllm#53243", "vllm#53074"),

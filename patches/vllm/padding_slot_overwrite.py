@@ -28,7 +28,7 @@ PATCH = Patch(
         "rows have slot -1, which is the last slot of the last block."
     ),
     see=(
-        "It takes a KV cache that is used to its last block, so give it few (--num- "
+        "It takes a KV cache that is used to its last block, so give it few (--num-"
         "gpu-blocks-override) and send one prompt again and again: now and then a "
         "file differs from the others in a single row. With the patch, or with "
         "--enforce-eager, none does."

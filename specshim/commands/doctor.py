@@ -7,32 +7,67 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from specshim import __version__, process_report, status
 from specshim import _vllm_facts as facts
+from specshim.commands.doctor_report import render
 from specshim.detect import Environment, detect_environment
 from specshim.detect.plugin import plugin_allowed, plugin_visible
+from specshim.patching.gate import NEWEST_KNOWN
 from specshim.patching.report import Row, installed_versions, rows
 
-NOTHING_APPLIED = "nothing; what servers have applied stands below"
-NO_SERVER = (
-    "none; no server that extracts has reported from this machine and user, in the "
-    "last week"
-)
+CHECKS = ("tested", "fits")
+NVIDIA = Path("/proc/driver/nvidia")
 _VARIABLES = ("SPECSHIM", "VLLM_PLUGINS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--build-check",
+        choices=CHECKS,
+        nargs="?",
+        const=CHECKS[0],
+        help="end with status 1 where servers of this environment are not covered, for "
+        "image builds. tested (default): by a vLLM no newer than the newest that was "
+        "read and tested; fits: by any whose code looks as expected",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     report = collect()
+    if args.build_check:
+        report["build_check"] = args.build_check
+        report["uncovered"] = list(uncovered(report, args.build_check))
     print(json.dumps(report, indent=2) if args.json else render(report))
-    return 0
+    return 1 if report.get("uncovered") else 0
+
+
+def uncovered(report: Mapping[str, Any], check: str) -> Iterator[str]:
+    """Why servers of this environment are not covered, a sentence each."""
+    version, newest = report["packages"]["vllm"], NEWEST_KNOWN["vllm"]
+    if version is None:
+        yield f"There is no vLLM in this Python ({report['executable']})."
+    number = facts.release(version or "")
+    if version and number is None:
+        yield f"vLLM says no release number ({version})."
+    elif check == "tested" and number and number > (facts.release(newest) or number):
+        yield (
+            f"vLLM {version} is newer than {newest}, the newest release that this "
+            "specshim was tested on; install a newer specshim, or accept what "
+            "looks as expected with --build-check fits."
+        )
+    for row in report["patches"]:
+        if row["kind"] == "hook" and row["verdict"] in ("OFF", "UNKNOWN"):
+            yield f"The hook {row['id']} is not in place: {row['reason']}"
+    bearable = other_distribution(report["vllm_distribution"])
+    yield from (text for text in report["problems"] if text != bearable)
 
 
 def collect() -> dict[str, Any]:
@@ -49,7 +84,9 @@ def collect() -> dict[str, Any]:
         "specshim": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "platform": here.platform,
+        "gpus": list(gpus()),
         "packages": {
             "vllm": here.vllm,
             "torch": here.torch,
@@ -70,6 +107,25 @@ def collect() -> dict[str, Any]:
         "notes": list(notes(here)),
         "problems": list(problems(here, plugin, os.environ, found)),
     }
+
+
+def gpus(driver: Path = NVIDIA) -> Iterator[str]:
+    """What NVIDIA's driver says of itself and its GPUs, without importing torch."""
+    try:
+        head = (driver / "version").read_text().splitlines()[0]
+        cards = sorted(driver.glob("gpus/*/information"))
+        models = [card.read_text() for card in cards]
+    except (OSError, IndexError):
+        return
+    found = re.search(r"\d+\.\d+[.\d]*", head)
+    names = Counter(
+        name.strip()
+        for text in models
+        for key, _, name in (line.partition(":") for line in text.splitlines())
+        if key == "Model"
+    )
+    for name, count in names.items():
+        yield f"{count} x {name}, driver {found[0] if found else 'unknown'}"
 
 
 def problems(
@@ -109,9 +165,7 @@ def problems(
         ),
         (
             has_vllm and distribution not in ("vllm", None),
-            f"vLLM comes from the distribution {distribution}: its `vllm serve` asks "
-            "for one named vllm and stops with PackageNotFoundError. "
-            "`python -m specshim.launch_vllm` starts it.",
+            other_distribution(distribution),
         ),
         (
             has_vllm and bool(here.missing_tap_hooks),
@@ -132,6 +186,15 @@ def problems(
     return tuple(text for wrong, text in checks if wrong) + refused
 
 
+def other_distribution(name: str | None) -> str:
+    """The problem of a vLLM that is not called so; one that the launcher gets past."""
+    return (
+        f"vLLM comes from the distribution {name}: its `vllm serve` asks "
+        "for one named vllm and stops with PackageNotFoundError. "
+        "`python -m specshim.launch_vllm` starts it."
+    )
+
+
 def notes(here: Environment) -> tuple[str, ...]:
     """What is worth knowing and nothing to be mended."""
     if here.vllm is None and here.speculators is not None:
@@ -140,58 +203,3 @@ def notes(here: Environment) -> tuple[str, ...]:
             "that is as it should be in the trainer's environment.",
         )
     return ()
-
-
-def render(report: Mapping[str, Any]) -> str:
-    """The report as ``Key: value`` lines that paste into a bug report."""
-    here = report["this_process"]
-    lines = [
-        ("specshim", report["specshim"]),
-        ("python", f"{report['python']} ({report['executable']})"),
-        ("platform", report["platform"]),
-    ]
-    lines += [(name, value or "absent") for name, value in report["packages"].items()]
-    if report["vllm_distribution"] not in (None, "vllm"):
-        lines.append(("vllm distribution", report["vllm_distribution"]))
-    plugin = report["plugin"]
-    lines.append(("vLLM plugin", _plugin_text(plugin)))
-    lines += [(f"${name}", value) for name, value in report["variables"].items()]
-    lines += [
-        (f"{row['kind']} {row['id']}", f"{row['verdict']}. {row['reason']}")
-        for row in report["patches"]
-    ]
-    lines.append(("watched in this process", ", ".join(here["watched"]) or "nothing"))
-    lines.append(
-        ("applied in this process", ", ".join(here["installed"]) or NOTHING_APPLIED)
-    )
-    lines += [(f"failed: {name}", why) for name, why in here["failures"].items()]
-    lines += list(_server_lines(report["servers"])) or [("servers", NO_SERVER)]
-    lines += [("note", text) for text in report["notes"]]
-    lines += [("problem", text) for text in report["problems"]] or [
-        ("problems", "none found")
-    ]
-    return "\n".join(f"{key}: {value}" for key, value in lines)
-
-
-def _server_lines(
-    processes: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, str]]:
-    """A line per process, those of one server together."""
-    for found in processes:
-        running = {True: "running", False: "ended", None: f"on {found['host']}"}
-        where = f"server {found['server']}, process {found['pid']} {found['process']}"
-        by_state: dict[str, list[str]] = {}
-        for patch_id, entry in found["patches"].items():
-            by_state.setdefault(entry["state"], []).append(patch_id)
-        states = "; ".join(f"{s} {', '.join(ids)}" for s, ids in by_state.items())
-        about = f"{running[found['running']]}, route {found['route']}"
-        yield where, f"{about}, vllm {found['vllm']}; {states or 'nothing armed'}"
-        for patch_id, entry in found["patches"].items():
-            if entry["state"] in ("refused", "failed"):
-                yield f"{where}, {patch_id}", f"{entry['state']}. {entry['reason']}"
-
-
-def _plugin_text(plugin: Mapping[str, bool]) -> str:
-    if not plugin["visible"]:
-        return "not visible to vLLM"
-    return "visible" if plugin["allowed"] else "visible, left out by VLLM_PLUGINS"

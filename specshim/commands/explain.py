@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
+from specshim.commands.output import refuse
 from specshim.patching.report import Row, installed_versions, rows
 
 SEEN_ON_SERVER = "specshim doctor shows in which processes of a server it is applied."
@@ -25,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     if args.id not in found:
         near = _nearest(args.id, found)
         hint = f"did you mean {near}?" if near else "specshim list shows all."
-        print(f"specshim: there is no patch {args.id!r}; {hint}", file=sys.stderr)
-        return 2
+        sentence = f"there is no patch {args.id!r}; {hint}"
+        return refuse("explain", sentence, as_json=args.json)
     row = found[args.id]
     print(json.dumps(row.as_data(), indent=2) if args.json else _text(row))
     return 0

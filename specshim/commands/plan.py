@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from specshim import _vllm_facts as facts
 from specshim._launch import Launch, build_launch, describe_change, read_arguments
+from specshim.commands.output import refuse
 from specshim.detect import (
     Environment,
     ModelFacts,
@@ -92,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         model = model_of_options(args.model, reading.options)
     except ModelNotFound as error:
-        print(f"specshim: error: {error}", file=sys.stderr)
-        return 2
+        return refuse("plan", str(error), as_json=args.json)
     args.backend_config = backend_config(args)
     launch = build_launch(environment, model, args, reading)
     notes = (*launch.notes, *release_notes(environment, named=args.vllm is not None))

@@ -27,7 +27,7 @@ _WITHDRAWABLE = 1024  # samples whose request may still turn out to have been le
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Bounds of the writing side; see ``kv_connector_extra_config`` in the README."""
+    """Bounds of the writing side: ``kv_connector_extra_config`` in docs/routes.md."""
 
     threads: int = 8
     max_backlog_bytes: int = 2 << 30

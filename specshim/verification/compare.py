@@ -19,6 +19,7 @@ from specshim.verification.errors import (
     row_errors,
     total_error,
 )
+from specshim.verification.heat import HeatMap, heat_map
 from specshim.verification.shape import (
     check_inputs,
     fits,
@@ -75,6 +76,7 @@ class Comparison:
     tolerance: str
     layers: tuple[LayerResult, ...]
     findings: tuple[Finding, ...]
+    heat: HeatMap | None = None  # of the sample with the row that is off the most
 
 
 def compare(
@@ -101,12 +103,15 @@ def compare(
         findings += whole_sample(sample, layer_ids, exact)
     usable = [s for s in samples if fits(s, layer_ids, exact[s.index])]
     layers = []
+    farthest = [0.0] * len(usable)  # of each sample's rows, as a share of what may be
     for slot, layer_id in enumerate(layer_ids):
         if not usable:
             break
-        layer, found = _layer(slot, layer_id, usable, exact, rounded)
+        layer, found, worst_rows = _layer(slot, layer_id, usable, exact, rounded)
         layers.append(layer)
         findings += found
+        shares = [worst / layer.limits.row for worst in worst_rows]
+        farthest = [max(pair) for pair in zip(farthest, shares, strict=True)]
     findings += diagnose(
         usable,
         layer_ids,
@@ -130,6 +135,30 @@ def compare(
         tolerance=explain(dtype, [layer.limits for layer in layers]) if layers else "",
         layers=tuple(layers),
         findings=tuple(findings),
+        heat=_heat(usable, layers, exact, farthest) if layers else None,
+    )
+
+
+def _heat(
+    samples: Sequence[Sample],
+    layers: Sequence[LayerResult],
+    exact: Sequence[PromptStates],
+    farthest: Sequence[float],
+) -> HeatMap:
+    """The map of the sample whose worst row is the farthest, row errors made anew."""
+    sample = samples[max(range(len(samples)), key=farthest.__getitem__)]
+    errors, zeros = [], []
+    for layer in layers:
+        received = sample.states[:, layer.slot].float()
+        wanted = exact[sample.index].stream[layer.layer_id]
+        errors.append(row_errors(received, wanted).tolist())
+        zeros.append(_zero_rows(received, wanted))
+    return heat_map(
+        sample.index,
+        [layer.layer_id for layer in layers],
+        [layer.limits.row for layer in layers],
+        errors,
+        zeros,
     )
 
 
@@ -139,7 +168,8 @@ def _layer(
     samples: Sequence[Sample],
     exact: Sequence[PromptStates],
     rounded: Sequence[PromptStates] | None,
-) -> tuple[LayerResult, list[Finding]]:
+) -> tuple[LayerResult, list[Finding], list[float]]:
+    """The result, what was found, and each sample's worst row."""
     import torch
 
     received = [sample.states[:, slot].float() for sample in samples]
@@ -193,7 +223,7 @@ def _layer(
         same_dtype=same_dtype,
         limits=limits,
     )
-    return layer, findings
+    return layer, findings, [sample_errors.max().item() for sample_errors in errors]
 
 
 def _allow_noise(

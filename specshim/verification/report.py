@@ -144,7 +144,12 @@ def _comparison_lines(comparison: Comparison) -> list[str]:
 
 def layer_table(layers: Sequence[LayerResult]) -> list[str]:
     """One line per layer, errors relative, after a line of titles."""
-    rows = [
+    return table(layer_cells(layers))
+
+
+def layer_cells(layers: Sequence[LayerResult]) -> list[tuple[str, ...]]:
+    """The titles, and the numbers of each layer as text."""
+    rows: list[tuple[str, ...]] = [
         (
             "layer",
             "worst",
@@ -178,7 +183,7 @@ def layer_table(layers: Sequence[LayerResult]) -> list[str]:
                 _VERDICTS[layer.status],
             )
         )
-    return table(rows)
+    return rows
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -191,8 +196,10 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def to_json(report: VerifyReport) -> dict[str, Any]:
-    """All numbers, as values that JSON can hold (infinity becomes a string)."""
+    """All numbers but the heat map's, as JSON can hold them (infinity as a string)."""
     content = dataclasses.asdict(report)
+    if content["comparison"] is not None:
+        del content["comparison"]["heat"]
     content["metadata"] = dict(report.metadata)
     content["exit_code"] = report.exit_code
     cleaned: dict[str, Any] = _plain(content)

@@ -139,4 +139,4 @@ def test_a_model_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run(parse(str(tmp_path), "--vllm", "0.16.0")) == 2
     assert "Refused: vLLM 0.16.0 cannot extract" in capsys.readouterr().out
     assert run(parse(str(tmp_path / "none"))) == 2
-    assert capsys.readouterr().err.startswith("specshim: error: ")
+    assert capsys.readouterr().err.startswith("specshim plan: ")

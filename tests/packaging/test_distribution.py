@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +45,38 @@ def test_wheel_holds_the_tree_and_nothing_else(dist: Path, tree: Path) -> None:
         f"specshim/{p.relative_to(tree)}" for p in (tree / "patches").rglob("*.py")
     }
     assert packed == own | patches | {"specshim/py.typed"}
+
+
+def test_two_builds_give_the_same_bytes(dist: Path, tree: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere"
+    shutil.copytree(tree, other, ignore=shutil.ignore_patterns("dist", "*.egg-info"))
+    for path in other.rglob("*"):  # another checkout: other times, another umask
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        if path.is_file():
+            path.chmod(0o664)
+    uv = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
+    build = [uv, "build", "-q", "--python", sys.executable, str(other)]
+    subprocess.run(build, check=True)
+
+    def digests(folder: Path) -> dict[str, str]:
+        found = [p for p in folder.iterdir() if p.suffix in (".whl", ".gz")]
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+
+    assert len(digests(dist)) == 2
+    assert digests(other / "dist") == digests(dist)
+
+
+def test_the_version_stands_in_one_place(dist: Path, tree: Path) -> None:
+    from specshim import __version__
+
+    names = sorted(p.name for p in dist.iterdir() if p.suffix in (".whl", ".gz"))
+    assert all(name.startswith(f"specshim-{__version__}") for name in names)
+    holders = [
+        path.relative_to(tree)
+        for path in (*tree.glob("*.toml"), *tree.glob("*.py"), *tree.glob("s*/**/*.py"))
+        if __version__ in path.read_text()
+    ]
+    assert holders == [Path("specshim/_version.py")]
 
 
 def test_twine_accepts_both_archives(dist: Path) -> None:
