@@ -275,7 +275,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "tests" / "families"))
     import models_page
 
-    models_page.PAGE.write_text(models_page.render(models_page.PAGE.read_text()))
+    models_page.write_all()
     for name in PAGES:
         path = HERE / name
         path.write_text(render(name, path.read_text()))

@@ -153,6 +153,11 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\")
 
 
-if __name__ == "__main__":
+def write_all() -> None:
+    """Bring the pages up to date."""
     for path in PAGES:
         path.write_text(render(path))
+
+
+if __name__ == "__main__":
+    write_all()
