@@ -28,10 +28,15 @@ class OnCpu(cli.Trainer):
         self.device_type = "cpu"
 
 
+def without_gpu(trainer: type[OnCpu] = OnCpu) -> None:
+    """Have speculators train with ``trainer`` on a machine without a GPU."""
+    torch.accelerator.synchronize = lambda *_: None  # times steps; nothing to await
+    cli.Trainer = trainer
+
+
 def main() -> None:
     if not torch.accelerator.is_available():
-        torch.accelerator.synchronize = lambda *_: None  # times steps; nothing to await
-        cli.Trainer = OnCpu
+        without_gpu()
     cli.main(TrainConfig.resolve(sys.argv[1:]))
 
 
