@@ -69,7 +69,7 @@ fi
 # From vLLM 0.30 on, speculators' prepare-data is answered with 403 without this.
 if "$VLLM_PYTHON" -c 'import sys; from packaging.version import Version
 from specshim.detect import detect_environment
-sys.exit(Version(detect_environment().vllm.version) < Version("0.30"))'; then
+sys.exit(Version(detect_environment().vllm) < Version("0.30"))'; then
     VLLM_ARGS="--enable-scale-out $VLLM_ARGS"
 fi
 
