@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specshim import _locks
+from specshim._refusals import count_refused
 from specshim._sample_identity import layer_ids_of
 from specshim.detect.model import ModelNotFound, detect_model
 from specshim.guard import (
@@ -31,6 +32,8 @@ _SCALES = "hidden_states_scales"  # hs_connectors.fp8_utils
 ATTRIBUTE = "specshim_expected"
 """Set on datasets. Pickled with them, it makes the worker processes of a data loader
 import specshim, whatever else they import."""
+
+_SEEN = "specshim_seen"  # likewise, in each worker
 
 
 def expected_by(dataset: Any) -> Expected:
@@ -93,14 +96,17 @@ def check_training_sample(sample: Any, expected: Expected) -> None:
     Raises:
         BadSample: one sentence, as for :func:`specshim.guard.check`.
     """
+    check(_pieces(sample), sample["input_ids"], expected=expected)
+
+
+def _pieces(sample: Mapping[str, Any]) -> list[Any]:
     last = sample["verifier_last_hidden_states"].unsqueeze(1)
     tokens, hidden = last.shape[0], last.shape[2]
     drafters = sample["hidden_states"]
     layers = drafters.shape[1] // max(hidden, 1)
-    pieces = [drafters.view(tokens, layers, hidden), last]
     if not layers:
-        pieces = pieces[1:]  # the last layer alone, for MTP
-    check(pieces, sample["input_ids"], expected=expected)
+        return [last]  # alone, for MTP
+    return [drafters.view(tokens, layers, hidden), last]
 
 
 def check_served_sample(data: Mapping[str, Any], prompt: Sequence[int]) -> None:
@@ -126,13 +132,31 @@ def check_served_sample(data: Mapping[str, Any], prompt: Sequence[int]) -> None:
     check(states, data["token_ids"], prompt=prompt, expected=expected)
 
 
+def check_beginning(sample: Mapping[str, Any], dataset: Any) -> None:
+    """Hold what ArrowDataset hands on against the samples before it.
+
+    Raises:
+        BadSample: one sentence, as for :func:`specshim.guard.check`.
+    """
+    from specshim._sample_beginnings import Beginnings
+
+    seen = vars(dataset).setdefault(_SEEN, Beginnings())
+    problem = seen.problem(_pieces(sample), sample["input_ids"])
+    if problem:
+        raise BadSample(f"Hidden states refused: {problem}.")
+
+
 def unavailable(dataset: Any, index: int, error: BadSample) -> Any:
-    """What the dataset returns for a cached sample that it rejects, after a warning."""
+    """What the dataset returns for a sample that it rejects, after a warning.
+
+    Raises:
+        BadSample: before 0.8, as :func:`count_refused`.
+    """
     file = f"hs_{dataset._map_to_file_idx(index)}.safetensors"
     text = f"Sample {index} ({file}) is skipped. {error}"
     warnings.warn(text, stacklevel=2)
     kind = getattr(sys.modules.get("speculators.train.data"), "SampleUnavailable", None)
-    return kind(reason=text) if kind else None
+    return count_refused(dataset, kind and kind(reason=text), error)
 
 
 def expect_layers_of(model: Any, dataset: Any) -> None:
@@ -192,18 +216,20 @@ class Loading:
 
     cached: Path | None  # where its file is looked for first
     leftover: Path | None = None  # a served file that nobody removes once refused
+    refused: BadSample | None = None  # of what the server sent
 
 
 _LOADING: ContextVar[Loading | None] = ContextVar("loading", default=None)
 
 
 @contextmanager
-def loading(cached: Path | None, expected: Expected) -> Iterator[None]:
+def loading(cached: Path | None, expected: Expected) -> Iterator[Loading]:
     """Within the block a dataset loads one sample, which ``expected`` is held to."""
-    token = _LOADING.set(Loading(cached))
+    here = Loading(cached)
+    token = _LOADING.set(here)
     try:
         with expecting(expected):
-            yield
+            yield here
     finally:
         _LOADING.reset(token)
 
@@ -254,8 +280,10 @@ def removing_leftover() -> Iterator[None]:
     """Once the guard refuses a served file that would stay, remove it and its lock."""
     try:
         yield
-    except BadSample:
+    except BadSample as error:
         here = _LOADING.get()
+        if here is not None:
+            here.refused = error
         if here is not None and here.leftover is not None:
             for path in (here.leftover, Path(f"{here.leftover}.lock")):
                 with suppress(OSError):

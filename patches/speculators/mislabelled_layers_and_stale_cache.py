@@ -13,8 +13,11 @@ from specshim.patching import OPEN, Fingerprint, Patch, Target
 def init(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Tell the datasets which layers the drafter takes, before anybody reads them."""
-    from specshim import _trainer
+    """Tell the datasets which layers the drafter takes, before anybody reads them.
+
+    The first batches are held against the target's head, which only the drafter has.
+    """
+    from specshim import _head_check, _trainer
 
     names = ("model", "config", "train_loader", "val_loader")
     named = dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -22,7 +25,9 @@ def init(
         dataset = getattr(named.get(name), "dataset", None)
         if dataset is not None:
             _trainer.expect_layers_of(named["model"], dataset)
-    return wrapped(*args, **kwargs)
+    made = wrapped(*args, **kwargs)
+    _head_check.watch(named["model"])
+    return made
 
 
 PATCH = Patch(
@@ -37,7 +42,9 @@ PATCH = Patch(
         "Begin a run whose layer ids are not those in the header of its cached files "
         "(safetensors.safe_open(FILE, 'pt').metadata()): nothing is said. With the "
         "patch each such sample is skipped, with a warning that says which layers it "
-        "has; files without labels are used, with one warning that says so."
+        "has; files without labels are used, with one warning that says so. A run "
+        "whose rows are shifted or whose last layer is another stops at its start, if "
+        "the target has learnt something."
     ),
     upstream=("speculators#705",),
     affects=SpecifierSet(">=0.5.0,<=0.9.0"),

@@ -26,10 +26,10 @@ def get_raw_data(
 ) -> Any:
     """Header of the cached file, then its rows; a bad one is skipped with a warning.
 
-    That is what the dataset itself does with a cached sample of the wrong tokens. What
-    it does with a served one that is refused while it loads it stays its own.
+    That is what the dataset itself does with a cached sample of the wrong tokens. Too
+    many in a row end the run, as with what the server sends from 0.8 on.
     """
-    from specshim import _trainer, guard
+    from specshim import _refusals, _trainer, guard
 
     index = args[0] if args else kwargs["index"]
     expected = _trainer.expected_by(instance)
@@ -39,13 +39,18 @@ def get_raw_data(
             expected = _trainer.check_cached_header(cached, expected)
     except guard.BadSample as error:
         return _trainer.unavailable(instance, index, error)
-    with _trainer.loading(cached, expected):
+    with _trainer.loading(cached, expected) as here:
         sample = wrapped(*args, **kwargs)
+        if not isinstance(sample, dict):
+            if here.refused is not None:
+                return _refusals.count_refused(instance, sample, here.refused)
+            return sample
         try:
-            if isinstance(sample, dict):
-                _trainer.check_training_sample(sample, guard.current())
+            _trainer.check_training_sample(sample, guard.current())
+            _trainer.check_beginning(sample, instance)
         except guard.BadSample as error:
             return _trainer.unavailable(instance, index, error)
+    _refusals.accept(instance)
     return sample
 
 
@@ -60,7 +65,8 @@ PATCH = Patch(
     see=(
         "Save a cached file again with hidden_states set to zero: training goes on "
         "without a word. With the patch there is a warning 'Sample N "
-        "(hs_N.safetensors) is skipped' that says which row is wrong."
+        "(hs_N.safetensors) is skipped' that says which row is wrong, and a run that "
+        "meets nothing else stops."
     ),
     upstream=("speculators#613", "speculators#705"),
     affects=SpecifierSet(">=0.5.0,<=0.9.0"),

@@ -1,0 +1,177 @@
+"""Trains a small Gated DeltaNet hybrid on the source of Python's standard library.
+
+Runs where vLLM is installed; writes the model, its tokenizer and windows of text as
+token ids (train.jsonl for the drafter, heldout.jsonl for prompts).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, Qwen3_5ForCausalLM
+
+from specshim.tiny_architectures import ARCHITECTURES
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<mask>"]
+SETTINGS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": "<unk>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+    "model_max_length": 2048,
+    "clean_up_tokenization_spaces": False,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--megabytes", type=float, default=4)
+    parser.add_argument("--minutes", type=float, default=3, help="of training, at most")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=256, help="for the drafter")
+    parser.add_argument("--sample-length", type=int, default=192)
+    parser.add_argument("--prompts", type=int, default=32)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    random.seed(0)
+    torch.manual_seed(0)
+    files = texts(int(options.megabytes * 2**20))
+    tokenizer = write_tokenizer(options.folder, files, options.vocabulary)
+    encoded = [tokenizer.encode(text).ids for text in files]
+    cut = max(1, len(encoded) // 20)
+    heldout, seen = flat(encoded[:cut]), flat(encoded[cut:])
+    model = train(options, torch.tensor(seen), torch.tensor(heldout))
+    model.to(torch.bfloat16).save_pretrained(options.folder)
+    # config.json by hand, as in specshim.tiny: every release reads it.
+    write_config(options, options.folder)
+    (options.folder / "generation_config.json").unlink(missing_ok=True)
+    length = options.sample_length
+    write_windows(options.folder / "train.jsonl", seen, options.samples, length)
+    write_windows(options.folder / "heldout.jsonl", heldout, options.prompts, length)
+
+
+def texts(size: int) -> list[str]:
+    """Files of the standard library in random order, ``size`` characters of them."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    paths += sorted(Path(sysconfig.get_path("stdlib")).glob("[a-r]*/*.py"))
+    paths = [path for path in paths if "site-packages" not in path.parts]
+    random.shuffle(paths)
+    found: list[str] = []
+    for path in paths:
+        found.append(path.read_text(errors="replace"))
+        if sum(map(len, found)) > size:
+            break
+    return found
+
+
+def flat(parts: list[list[int]]) -> list[int]:
+    return [token for part in parts for token in part]
+
+
+def write_tokenizer(folder: Path, files: list[str], size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(files, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = json.dumps(SETTINGS, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text)
+    return tokenizer
+
+
+def write_config(options: argparse.Namespace, folder: Path) -> None:
+    row: dict[str, Any] = dict(ARCHITECTURES["qwen3_5"].config)
+    row |= {
+        "vocab_size": options.vocabulary,
+        "hidden_size": options.hidden,
+        "intermediate_size": 3 * options.hidden,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": options.hidden // 32,
+        "num_key_value_heads": options.hidden // 64,
+        "layer_types": [
+            "full_attention" if i % 4 == 3 else "linear_attention"
+            for i in range(options.layers)
+        ],
+        "unk_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+    }
+    (folder / "config.json").write_text(json.dumps(row, indent=2) + "\n")
+
+
+def train(
+    options: argparse.Namespace, seen: torch.Tensor, heldout: torch.Tensor
+) -> Any:
+    write_config(options, options.folder)
+    config = AutoConfig.from_pretrained(options.folder)
+    model = Qwen3_5ForCausalLM(config).to(options.device, torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    start, step, said = time.monotonic(), 0, 0.0
+    limit = options.minutes * 60
+    while (spent := time.monotonic() - start) < limit:
+        # Warm up for 20 steps, then fall with the time that is left.
+        factor = min((step + 1) / 20, max(1 - spent / limit, 0.02))
+        optimizer.param_groups[0]["lr"] = 2e-3 * factor
+        loss = loss_of(model, windows(seen, options.batch, options.length), options)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if spent - said > 15:
+            said = spent
+            print(f"{spent:4.0f} s, step {step}: loss {float(loss):.3f}", flush=True)
+    with torch.no_grad():
+        unseen = float(loss_of(model, windows(heldout, 32, options.length), options))
+    print(f"toy: {step} steps, heldout loss {unseen:.3f} nats", flush=True)
+    return model
+
+
+def loss_of(
+    model: Any, batch: torch.Tensor, options: argparse.Namespace
+) -> torch.Tensor:
+    batch = batch.to(options.device)
+    with torch.autocast(options.device.split(":")[0], dtype=torch.bfloat16):
+        logits = model(input_ids=batch[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), batch[:, 1:].flatten()
+    )
+
+
+def windows(tokens: torch.Tensor, count: int, length: int) -> torch.Tensor:
+    starts = torch.randint(0, len(tokens) - length - 1, (count,))
+    return torch.stack([tokens[start : start + length + 1] for start in starts])
+
+
+def write_windows(path: Path, tokens: list[int], count: int, length: int) -> None:
+    with path.open("w") as file:
+        for window in windows(torch.tensor(tokens), count, length - 1).tolist():
+            row = {"input_ids": window, "loss_mask": [1] * length}
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
