@@ -51,7 +51,9 @@ def _measure(
         return
     bench.limit.need(30.0, "writing files")
     bench.note_run()
+    cpu = time.process_time()
     seconds, written = write(folder, how, rows, threads, size)
+    entry["cpu_seconds"] = round(time.process_time() - cpu, 3)
     entry["bytes"] = written
     entry["bytes_per_second"] = round(written / seconds)
     bench.results.add("files", entry)

@@ -212,7 +212,7 @@ def measure_prefill(
     entry["memory"] = host
     if cell.what == SLOW or mode == "tap":
         stats = replace(setup, mode=mode).stats
-        entry["worker"] = memory.told(stats, answers.start, last)
+        entry["worker"] = memory.told(stats, answers.start - 0.5, last + 0.5)
     if cell.what == SLOW:
         entry["sink_bytes"] = setup.sink_bytes
         entry["rss_gain_mib"] = round(memory.gain(host["seconds"], host["rss_mib"]))

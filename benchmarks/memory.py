@@ -13,6 +13,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "load"))
 import soak_meter
 
+_COUNTED = ("_calls", "_cpu_seconds", "_seconds")
+_HELD = ("backlog_seconds",)
+
 
 @contextmanager
 def metered(
@@ -39,8 +42,12 @@ def metered(
 
 
 def told(stats: Path, since: float, until: float) -> dict[str, float]:
-    """The most that the worker held between two times: see specshim_bench.stats."""
+    """What the worker said between two times: see specshim_bench.stats.
+
+    Of what it held the most, of what it counts since its start the difference.
+    """
     most: dict[str, float] = {}
+    least: dict[str, float] = {}
     lines = stats.read_text().splitlines() if stats.exists() else []
     for line in lines:
         try:
@@ -48,8 +55,12 @@ def told(stats: Path, since: float, until: float) -> dict[str, float]:
         except ValueError:  # being written
             continue
         if since <= said.pop("time") <= until:
-            most = {k: round(max(v, most.get(k, 0.0)), 2) for k, v in said.items()}
-    return most
+            most = {k: max(v, most.get(k, v)) for k, v in said.items()}
+            least = {k: min(v, least.get(k, v)) for k, v in said.items()}
+    for name in most:
+        if name.endswith(_COUNTED) and name not in _HELD:
+            most[name] -= least[name]
+    return {name: round(value, 4) for name, value in most.items()}
 
 
 def gain(seconds: list[float], values: list[float]) -> float:

@@ -36,11 +36,9 @@ class Results:
 
     def find(self, section: str, **key: Any) -> dict[str, Any] | None:
         """The latest entry of ``section`` with these values."""
-        entries: list[dict[str, Any]] = self.data[section]
-        for entry in reversed(entries):
-            if all(entry.get(name) == value for name, value in key.items()):
-                return entry
-        return None
+        wanted = key.items()
+        found = [e for e in self.data[section] if wanted <= e.items()]
+        return found[-1] if found else None
 
     def has(self, section: str, entry: Mapping[str, Any]) -> bool:
         """Whether what identifies ``entry`` is there."""

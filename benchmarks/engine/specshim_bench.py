@@ -85,7 +85,36 @@ def _slow_down(module: Any) -> None:
     module.FileSink.put = put
 
 
+_SPENT: dict[str, float] = {}
+"""Seconds in parts of the forward's thread, and calls, since the start."""
+
+
+def _timed(owner: Any, method: str, name: str) -> None:
+    """Count how long ``owner.method`` takes: by the clock, and of this thread's CPU."""
+    original = getattr(owner, method)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            spent = {
+                f"{name}_seconds": time.perf_counter() - wall,
+                f"{name}_cpu_seconds": time.thread_time() - cpu,
+                f"{name}_calls": 1.0,
+            }
+            for key, value in spent.items():
+                _SPENT[key] = _SPENT.get(key, 0.0) + value
+
+    setattr(owner, method, timed)
+
+
 def _tell(module: Any) -> None:
+    _timed(module.TapWorker, "begin", "begin")
+    _timed(module.TapWorker, "step", "step")
+    _timed(module.TapWorker, "_open", "open")  # inside step
+    _timed(module.Snapshots, "take", "take")  # inside step
+    _timed(module.Backlog, "admit", "admit")  # inside step: waits for room
     original = module.TapWorker.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -110,6 +139,7 @@ def stats(worker: Any) -> dict[str, float]:
     with backlog._changed:
         held = list(backlog._held.values())
     found = {
+        **_SPENT,
         "time": time.time(),
         "backlog_bytes": sum(size for _, size in held),
         "backlog_seconds": time.monotonic() - held[0][0] if held else 0.0,
