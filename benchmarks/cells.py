@@ -156,7 +156,6 @@ _SHAPES = (
         128_000,
         config=_llama(4096, 14336, 32, 32, 8, 128256),
         weights_gib=16,
-        tokens=262_144,
     ),
     Shape(
         "qwen3.6-27b",

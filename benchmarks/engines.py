@@ -351,11 +351,18 @@ _LOGGED = {
 }
 
 
-def of_log(log: Path) -> dict[str, float]:
-    """What vLLM says of its memory and start, where it does."""
+_CAPTURED = re.compile(r"Capturing CUDA graphs[^:]*?\(([^)]*)\): +100%[^/]*?(\d+)/")
+
+
+def of_log(log: Path) -> dict[str, Any]:
+    """What vLLM says of its memory, its graphs and its start, where it does."""
     text = log.read_text(errors="replace")
     found = {name: what.search(text) for name, what in _LOGGED.items()}
-    return {n: float(m[1].replace(",", "")) for n, m in found.items() if m}
+    said: dict[str, Any] = {
+        name: float(match[1].replace(",", "")) for name, match in found.items() if match
+    }
+    graphs = {name: int(count) for name, count in _CAPTURED.findall(text)}
+    return {**said, "graphs": graphs} if graphs else said
 
 
 _ERROR = re.compile(r"\b(\w+(?:Error|Exception|Refused|Exit)): (.+)$")

@@ -147,7 +147,7 @@ def warm(
     answers = engine.prefill(prompts)
     if MODES[mode].extracts:
         storage = setup.storage / mode
-        sweep = samples.Sweep(storage, _rows_of(setup), (), bench.work / "kept")
+        sweep = samples.Sweep(storage, _rows_of(setup), (), bench.args.storage / "kept")
         sweep.finish(answers.paths, _WAIT_S)
 
 
@@ -171,7 +171,7 @@ def measure_prefill(
     tokens = sum(map(len, prompts))
     storage = setup.storage / mode
     keep = {d for p in prompts if (d := samples.digest(p)) in bench.known}
-    sweep = samples.Sweep(storage, _rows_of(setup), keep, bench.work / "kept")
+    sweep = samples.Sweep(storage, _rows_of(setup), keep, bench.args.storage / "kept")
     extracts = MODES[mode].extracts
     during = tokens * shape.token_bytes > args.max_gib * (1 << 30)
     interval = 0.25 if cell.what != SLOW else 1.0
@@ -294,7 +294,7 @@ def measure_decode(
     if MODES[mode].extracts:
         paths = Answers(0, 0, answer["said"]).paths
         storage = setup.storage / mode
-        sweep = samples.Sweep(storage, _rows_of(setup), (), bench.work / "kept")
+        sweep = samples.Sweep(storage, _rows_of(setup), (), bench.args.storage / "kept")
         sweep.finish(paths, _WAIT_S)
         entry["problems"] = samples.problems(paths, prompts, sweep.found)[:5]
     _note(bench, entry, begin)
