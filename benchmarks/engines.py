@@ -78,7 +78,8 @@ class Answers:
 
     @property
     def paths(self) -> list[str]:
-        return [s["hidden_states_path"] for s in self.said if "hidden_states_path" in s]
+        """A file for each prompt; "" where none was named."""
+        return [said.get("hidden_states_path", "") for said in self.said]
 
 
 class Engine(Protocol):

@@ -168,7 +168,7 @@ class Sweep:
         deadline = time.monotonic() + timeout
         while True:
             self._round()
-            left = [path for path in paths if path not in self.found]
+            left = [path for path in paths if path and path not in self.found]
             if not left or time.monotonic() > deadline:
                 self._pool.shutdown()
                 return left
@@ -210,9 +210,11 @@ def problems(
     said = []
     if len(set(paths)) != len(prompts):
         said.append(f"{len(set(paths))} files were named for {len(prompts)} prompts")
-    for path, prompt in zip(paths, prompts, strict=False):
+    for path, prompt in zip(paths, prompts, strict=True):
         name, one = os.path.basename(path), found.get(path)
-        if one is None:
+        if not path:
+            said.append(f"no file was named for a prompt of {len(prompt)} tokens")
+        elif one is None:
             said.append(f"{name} did not come")
         elif one.problem:
             said.append(f"{name}: {one.problem}")

@@ -70,6 +70,14 @@ def test_what_is_cut_off_is_not_complete_and_is_missed(tmp_path):
     assert "did not come" in problems([path], [[1, 2, 3]], sweep.found)[0]
 
 
+def test_a_prompt_without_a_file(tmp_path):
+    path = str(tmp_path / "a.safetensors")
+    write_sample(path, [1, 2])
+    found = {path: check(path, SHAPE)}
+    said = problems(["", path], [[7, 8, 9], [1, 2]], found)
+    assert said == ["no file was named for a prompt of 3 tokens"]
+
+
 def test_two_prompts_with_one_file(tmp_path):
     path = str(tmp_path / "a.safetensors")
     write_sample(path, [1, 2])
