@@ -22,8 +22,9 @@ from benchmarks.cells import (
     lengths,
     prompts_of,
 )
-from benchmarks.engines import Answers, Engine, Setup
+from benchmarks.engines import Answers, Engine
 from benchmarks.results import Results
+from benchmarks.setup import Setup
 
 _WAIT_S = 60.0  # for files, after the last answer
 _DECODE_PROMPTS, DECODE_LENGTH = 64, 64  # together less than a step takes

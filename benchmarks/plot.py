@@ -89,6 +89,7 @@ def _memory(axes: Any, data: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
             axes.plot(seconds, gib, color=_COLOURS[mode], label=mode)
     axes.set_xlabel("seconds of measurements")
     axes.set_ylabel("GiB resident, all processes of the server")
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.legend()
 

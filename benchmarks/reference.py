@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import Setup, offline
+from benchmarks.engines import offline
 from benchmarks.samples import digest
+from benchmarks.setup import Setup
 
 OF_NEAREST = 0.67
 WORST_ROW = 0.7  # relative distance; rows of two tokens are about 1.4 apart

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.engines import ROOT
+from benchmarks.setup import ROOT
 
 LIMIT_S = 0.3
 _CODE = """

@@ -37,7 +37,7 @@ from benchmarks.cells import (
     known_prompts,
     waves,
 )
-from benchmarks.engines import Engine, Setup, served
+from benchmarks.engines import Engine, served
 from benchmarks.measure import (
     DECODE_LENGTH,
     Bench,
@@ -48,6 +48,7 @@ from benchmarks.measure import (
 )
 from benchmarks.models import model_folder
 from benchmarks.results import Results, facts, gpus, release_of
+from benchmarks.setup import Setup
 from specshim.server_process import ServerFailed
 
 STOPPED = 3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("numpy")
-from benchmarks.engines import flags, of_log, said_last
+from benchmarks.server_log import of_log, said_last
+from benchmarks.setup import flags
 
 LOG = """INFO [gpu_worker.py:441] Available KV cache memory: 62.15 GiB
 INFO [kv_cache_utils.py:1708] GPU KV cache size: 509,120 tokens
