@@ -120,6 +120,8 @@ def variables(setup: Setup) -> dict[str, str]:
     found["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if setup.device == "cpu":
         found.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        core = min(os.sched_getaffinity(0))  # the same for every mode
+        found.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
     if setup.mode == "tap":
         found["SPECSHIM_BENCH_STATS"] = str(setup.stats)
     if setup.sink_bytes:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("torch")  # as the sink needs
 from bench_values import measured
 
+from benchmarks.report import findings
 from benchmarks.results import Results
 from benchmarks.summary import summary
 from benchmarks.table import BEGIN, END, ROOT, load, placed, render
@@ -63,3 +67,37 @@ def test_the_readme_has_the_table_of_the_results():
     table = render(load())
     assert placed(page, table) == page, "run python -m benchmarks.table --write"
     assert not table or table in page, "README.md has no marks for the table"
+
+
+def test_goals_that_are_reached_and_missed():
+    slow = measured("tap", 0, 3000, what="slow", bytes=950, seconds=10.0)
+    slow |= {"sink_bytes": 100, "rss_gain_mib": 10, "worker": {"backlog_seconds": 9}}
+    engines = [
+        {**ENGINE, "transport": "offline", "mode": mode, "kv_gib": gib, **more}
+        for mode, gib, more in (
+            ("plain", 20.0, {}),
+            ("tap", 19.48, {"tap_gpu_gib": 0.516}),
+        )
+    ]
+    files = [
+        {"storage": "tmpfs", "block_bytes": 8 << 20, "repeat": 0, "how": how}
+        | {"bytes_per_second": speed}
+        for how, speed in (("plain", 2e9), ("sink", 1.5e9))
+    ]
+    data = {
+        "engines": engines,
+        "measurements": [measured("plain", 0, 100), measured("tap", 0, 98.9), slow],
+        "startup": [{"release": "0.24.0", "seconds": 0.1}],
+        "files": files,
+    }
+    found = {(one.goal, one.figure): one.reached for one in findings(data)}
+    assert found == {
+        ("tap of plain", "98.9 %"): False,
+        ("KV cache", "0.52 GiB less, 0.52 stated (None and None blocks)"): True,
+        ("slow sink", "95 % of the sink's speed"): True,
+        ("slow sink", "10 MiB gained in the second half"): True,
+        ("slow sink", "oldest rows 9.0 s"): False,
+        ("plugin", "100 ms, at most 100"): True,
+        ("file writing", "75 % of a plain writer (1.50 GB/s)"): False,
+        ("files", "0 whole files, 0 compared with the reference"): True,
+    }
