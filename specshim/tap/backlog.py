@@ -4,7 +4,61 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_PIECES = 32  # that the writers' pace is taken from: a few rounds of all threads
+
+
+class Pace:
+    """How fast pieces get written, by those of late; for one thread at a time.
+
+    Only time in which something is being written counts, so that a pause of the
+    producer is not taken for a slow disk.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy = self._since = 0.0
+        self._active = 0
+        self._done: deque[tuple[float, int]] = deque(maxlen=_PIECES)
+
+    def begin(self) -> float:
+        """A piece is being written from now on; returns what :meth:`end` takes."""
+        begun = self._now()
+        if not self._active:
+            self._since = self._clock()
+        self._active += 1
+        return begun
+
+    def end(self, begun: float, size: int) -> None:
+        """The piece is written, or given up."""
+        self._busy = self._now()
+        self._since = self._clock()
+        self._active -= 1
+        self._done.append((begun, size))
+
+    def _now(self) -> float:
+        return self._busy + (self._clock() - self._since if self._active else 0.0)
+
+    def seconds(self, size: int) -> float:
+        """What ``size`` bytes will take; 0 before anything is written, as nothing is
+        known, and infinitely long while the first pieces are."""
+        if not self._done:
+            return float("inf") if self._active else 0.0
+        spent = self._now() - min(begun for begun, _ in self._done)
+        return size * spent / max(1, sum(done for _, done in self._done))
+
+
+@dataclass
+class _Held:
+    """Rows of one step: since when, bytes of memory, bytes that are not written yet."""
+
+    since: float
+    size: int
+    left: int
 
 
 class Backlog:
@@ -12,39 +66,60 @@ class Backlog:
 
     Args:
         max_bytes: unwritten bytes in host memory.
-        max_seconds: age of the oldest unwritten rows. The clients of speculators 0.6
-            to 0.9 give up on a lock after 10 s, so rows must not get that old.
+        max_seconds: age of the oldest unwritten rows, and what writing all of them
+            takes at the writers' pace. The clients of speculators 0.6 to 0.9 give up on
+            a lock after 10 s, so rows must not get that old.
     """
 
     def __init__(self, max_bytes: int, max_seconds: float) -> None:
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
-        self._held: OrderedDict[int, tuple[float, int]] = OrderedDict()
+        self._held: dict[int, _Held] = {}  # the oldest first
         self._next = 0
+        self._pace = Pace()
         self._changed = threading.Condition()
 
     @property
     def bytes(self) -> int:
         """Unwritten bytes now."""
         with self._changed:
-            return sum(size for _, size in self._held.values())
+            return self._sum()
+
+    def _sum(self) -> int:
+        return sum(held.size for held in self._held.values())
 
     def _has_room(self, size: int) -> bool:
         if not self._held:
             return True  # a step larger than the bound must pass all the same
-        oldest, _ = next(iter(self._held.values()))
-        young = time.monotonic() - oldest < self._max_seconds
-        return (
-            young and size + sum(n for _, n in self._held.values()) <= self._max_bytes
-        )
+        oldest = next(iter(self._held.values()))
+        if time.monotonic() - oldest.since >= self._max_seconds:
+            return False
+        left = sum(held.left for held in self._held.values())
+        soon = self._pace.seconds(left + size) <= self._max_seconds
+        return soon and size + self._sum() <= self._max_bytes
 
     def admit(self, size: int) -> int:
         """Wait for room, then hold ``size`` bytes; returns the ticket to release."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(size))
             ticket, self._next = self._next, self._next + 1
-            self._held[ticket] = (time.monotonic(), size)
+            self._held[ticket] = _Held(time.monotonic(), size, size)
             return ticket
+
+    @contextmanager
+    def writing(self, ticket: int, size: int) -> Iterator[None]:
+        """Around the writing of ``size`` of the ticket's bytes."""
+        with self._changed:
+            begun = self._pace.begin()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pace.end(begun, size)
+                held = self._held.get(ticket)
+                if held is not None:
+                    held.left = max(0, held.left - size)
+                self._changed.notify_all()
 
     def release(self, ticket: int) -> None:
         """The ticket's rows are written, or given up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -205,7 +206,7 @@ class TapWorker:
             rows = self._snapshots.take(first, last)
             for sample, start, row, count in pieces:
                 job = self._pool.submit(
-                    _write_piece, sample, rows, start, row - first, count
+                    _write_piece, sample, rows, start, row - first, count, left
                 )
                 started += 1
                 job.add_done_callback(left.one_done)
@@ -264,6 +265,10 @@ class _Countdown:
         self._ticket = ticket
         self._lock = threading.Lock()
 
+    def writing(self, size: int) -> AbstractContextManager[None]:
+        """Around the writing of a piece of so many bytes."""
+        return self._backlog.writing(self._ticket, size)
+
     def one_done(self, _: Future[None] | None) -> None:
         """One more piece is written, or given up."""
         with self._lock:
@@ -274,13 +279,20 @@ class _Countdown:
 
 
 def _write_piece(
-    sample: OutgoingSample, rows: HostRows, start: int, offset: int, count: int
+    sample: OutgoingSample,
+    rows: HostRows,
+    start: int,
+    offset: int,
+    count: int,
+    left: _Countdown,
 ) -> None:
     failure = None
     try:
         rows.wait()
         if rows.tapped_once():
-            sample.write(start, rows.bytes_of(offset, count))
+            piece = rows.bytes_of(offset, count)
+            with left.writing(len(piece)):
+                sample.write(start, piece)
         else:
             failure = _NOT_TAPPED
     except Exception as error:

@@ -1,0 +1,1 @@
+"""What the tap costs, measured: ``python -m benchmarks.throughput`` (see its help)."""
