@@ -180,7 +180,8 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
 def checkpoint(options: argparse.Namespace, kind: str) -> Path:
     folder = options.folder / f"drafter-{kind}"
     numbers = [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
-    return folder / str(max(numbers))
+    found: Path = folder / str(max(numbers))
+    return found
 
 
 @contextmanager
