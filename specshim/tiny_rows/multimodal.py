@@ -103,7 +103,10 @@ def _around(
 
 
 _SPECIAL = ("bos", "eos", "pad")
-_MARKS: Mapping[str, Any] = {"boi_token_index": VISION_START, "eoi_token_index": VISION_END}
+_MARKS: Mapping[str, Any] = {
+    "boi_token_index": VISION_START,
+    "eoi_token_index": VISION_END,
+}
 _MROPE = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 
 ROWS = (

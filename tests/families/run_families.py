@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import tempfile
@@ -99,6 +100,12 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
     path.write_text(f"[\n{lines}\n]\n")
 
 
+def cause(log: Path) -> str:
+    """What a worker that ended wrote last, where its parent saw but its end."""
+    found = re.findall(r"^\(Worker.*?\] (\w+Error: .*)$", log.read_text(), re.MULTILINE)
+    return found[-1][:300] if found else "its worker ended"
+
+
 def run_one(name: str, release: str, folder: Path) -> dict[str, Any]:
     """One cell, filled by running it."""
     from family_runs import BY_NAME
@@ -115,6 +122,9 @@ def run_one(name: str, release: str, folder: Path) -> dict[str, Any]:
         limit = SECONDS[check]
         died = {"result": "no answer", "error": f"no answer within {limit} s"}
         seen = forked(lambda work=work: work(run, folder), log, limit)
+        for key, said in (seen or {}).items():
+            if isinstance(said, str) and "EOFError: _recv" in said:
+                seen[key] = said.replace("EOFError: _recv: raise EOFError", cause(log))
         told |= seen or (
             died
             if check != "plain"
