@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -174,7 +175,8 @@ def measure_prefill(
     keep = {d for p in prompts if (d := samples.digest(p)) in bench.known}
     sweep = samples.Sweep(storage, _rows_of(setup), keep, bench.args.storage / "kept")
     extracts = MODES[mode].extracts
-    during = tokens * shape.token_bytes > args.max_gib * (1 << 30)
+    most = min(args.max_gib * (1 << 30), shutil.disk_usage(args.storage).free / 2)
+    during = tokens * shape.token_bytes > most
     interval = 0.25 if cell.what != SLOW else 1.0
     with memory.metered(engine.pid, storage, bench.begin, interval) as host:
         if extracts and (during or cell.what == SLOW):

@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--storage", type=Path, default=Path("/dev/shm/specshim-bench"))
     add("--disk", type=Path, help="a folder on a disk, for the part files")
     add("--work", type=Path, help="models, logs, references (default: temporary)")
-    add("--max-gib", type=float, default=16.0, help="of files that lie at a time")
+    add("--max-gib", type=float, default=16.0, help="of files, or half of what is free")
     add("--limit-s", type=float, default=1e9, help="stop before so many seconds")
     add("--sink-mb", type=float, default=100.0, help="a second, in the part slow")
     add("--slow-s", type=float, default=60.0, help="seconds of the part slow")

@@ -30,7 +30,8 @@ def error_bars(layers: Sequence[LayerResult]) -> str:
     sample to the worst single row, and the two marks are what is allowed for either.
     """
     values = [v for layer in layers for v in _values(layer) if math.isfinite(v)]
-    low = math.floor(math.log10(max(min([*values, 1e-2]), _FLOOR))) - 1
+    least = min([v for v in values if v > 0], default=1e-2)
+    low = math.floor(math.log10(max(min(least, 1e-2), _FLOOR))) - 1
     high = math.ceil(math.log10(max([*values, 1e-2]) * 1.01))
     scale = _scale(low, high)
     line = _line(len(layers))

@@ -126,6 +126,26 @@ def test_json_holds_all_numbers(
     assert "Layers are swapped: ids 0 and 2." in content["diagnosis"]
 
 
+def test_a_report_page(
+    standin: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def zeroed(number: int, states: torch.Tensor) -> torch.Tensor:
+        states[0, 3] = 0
+        return states
+
+    standin.corrupt = zeroed
+    path = tmp_path / "report.html"
+    with serving(standin):
+        assert run(standin.url, "--report", str(path)) == 1
+    printed = capsys.readouterr()
+    assert f"The report is {path}." in printed.err
+    assert "Verdict: WRONG" in printed.out
+    page = path.read_text()
+    for said in ("WRONG", "Id 5: rows are zero (3 rows", "0.32.0"):
+        assert said in page
+    assert page.count("<title>token 0, id 5: 1.0e+00, zero (allowed") == 1
+
+
 def test_wrong_token_ids(standin: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     standin.tokens = lambda prompt: [token + 1 for token in prompt]
     with serving(standin):
