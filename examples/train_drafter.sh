@@ -4,7 +4,7 @@
 #   bash examples/train_drafter.sh
 #
 # runs with a tiny hybrid model (Gated DeltaNet) that is made on the spot, on the CPU
-# where there is no GPU, in a few minutes. Variables of the environment override the
+# where there is no GPU. Variables of the environment override the
 # block below:
 #
 #   MODEL=Qwen/Qwen3.5-9B DATASET=responses.jsonl SPECULATOR_TYPE=dflash \

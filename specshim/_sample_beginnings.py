@@ -55,11 +55,11 @@ class Beginnings:
         if -1 in verdicts or len(differing) < _SURE:
             return None
         row = min(differing)
+        alike = f"{row + 1} tokens" if row else "token"
         return (
             f"row {row} (token {ids[row]}) of {len(token_ids)} is another one than in "
-            f"{len(differing)} earlier samples that begin with the same {row + 1} "
-            "tokens, on which alone it depends, so the rows are not those of their "
-            "tokens"
+            f"{len(differing)} earlier samples that begin with the same {alike}, on "
+            "which alone it depends, so the rows are not those of their tokens"
         )
 
 

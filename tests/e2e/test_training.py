@@ -7,6 +7,7 @@ the server while training or are saved first, and spoilt ones end the run.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -171,14 +172,22 @@ def trained(place: Workplace) -> dict[str, dict]:
 
 @pytest.mark.parametrize("how", ["online", "saved"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_the_loss_goes_down(trained, place, kind: str, how: str) -> None:
+def test_drafters_are_trained(trained, place, kind: str, how: str) -> None:
     result = trained[f"{kind}-{how}"]
     assert result["error"] is None
-    first, *_, last = result["losses"]
-    assert last < first
+    assert len(result["losses"]) == EPOCHS
+    assert all(map(math.isfinite, result["losses"]))
     checkpoint = place.folder / "checkpoints" / f"{kind}-{how}" / str(EPOCHS - 1)
     assert (checkpoint / "model.safetensors").stat().st_size > 100_000
     assert json.loads((checkpoint / "config.json").read_text())
+
+
+@pytest.mark.parametrize("how", ["online", "saved"])
+def test_the_loss_goes_down(trained, how: str) -> None:
+    """EAGLE-3's: it sees the token that a state led to. DFlash drafts a block ahead, in
+    which random words leave nothing to learn."""
+    first, *_, last = trained[f"eagle3-{how}"]["losses"]
+    assert last < 0.95 * first
 
 
 def test_both_roads_give_the_same_drafter(trained) -> None:
