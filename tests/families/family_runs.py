@@ -26,6 +26,7 @@ class Run:
         check: what is asked of it: prompts in one process, or chats with an image.
         why: of options and stand-ins, a sentence for the results.
         seed: of the random prompts.
+        dtype: of the server, where it is not the one of the model's row.
     """
 
     model: str
@@ -35,6 +36,12 @@ class Run:
     check: str = "tapped"
     why: str = ""
     seed: int = 0
+    dtype: str = ""
+
+    @property
+    def served_dtype(self) -> str:
+        """What vLLM computes in."""
+        return self.dtype or str(ARCHITECTURES[self.model].config["dtype"])
 
     @property
     def name(self) -> str:

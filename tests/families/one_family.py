@@ -56,7 +56,7 @@ def tapped(run: Run, folder: Path) -> dict[str, Any]:
     from specshim.tiny import ARCHITECTURES, TinyModelError, ensure_tiny_model
     from specshim.verification.compare import compare
 
-    dtype = ARCHITECTURES[run.model].config["dtype"]
+    dtype = run.served_dtype
     prompts = dozen(run.seed)
     try:
         model = ensure_tiny_model(run.model, folder / "models")
@@ -125,7 +125,7 @@ def plain(run: Run, folder: Path) -> dict[str, Any]:
     try:
         for name in run.stand_ins:
             STAND_INS[name]()
-        llm = LLM(**engine_args(run, model, config["dtype"]))
+        llm = LLM(**engine_args(run, model, run.served_dtype))
         sampling = SamplingParams(
             max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=0
         )
