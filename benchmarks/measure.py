@@ -26,6 +26,7 @@ from benchmarks.cells import (
 from benchmarks.engines import Answers, Engine
 from benchmarks.results import Results
 from benchmarks.setup import Setup
+from specshim.server_process import ServerFailed
 
 _WAIT_S = 60.0  # for files, after the last answer
 _DECODE_PROMPTS, DECODE_LENGTH = 64, 64  # together less than a step takes
@@ -93,8 +94,10 @@ class Bench:
         return self.args.retry or found is None or "error" not in found
 
     def has(self, group: Any, what: str, mode: str, repeat: int) -> bool:
+        """Whether this was measured; what failed is tried again with ``--retry``."""
         more = {"what": what, "repeat": repeat}
-        return self._find("measurements", group, mode, **more) is not None
+        found = self._find("measurements", group, mode, **more)
+        return found is not None and not (self.args.retry and found["problems"])
 
     def _find(
         self, section: str, group: Any, mode: str, **more: Any
@@ -143,14 +146,23 @@ def warm(
     setup: Setup,
     mode: str,
     known: Mapping[int, list[int]],
-) -> None:
-    """Everything that happens once has happened: kernels, threads, files."""
+) -> str:
+    """Everything that happens once has happened: kernels, threads, files.
+
+    Returns why the mode cannot be measured, or "".
+    """
     prompts = [prompt for prompt in known.values() for _ in range(2)]
-    answers = engine.prefill(prompts)
+    try:
+        answers = engine.prefill(prompts)
+    except (ServerFailed, OSError) as error:
+        return f"{error}"
+    if answers.errors:
+        return answers.errors[0]
     if MODES[mode].extracts:
         storage = setup.storage / mode
         sweep = samples.Sweep(storage, _rows_of(setup), (), bench.args.storage / "kept")
         sweep.finish(answers.paths, _WAIT_S)
+    return ""
 
 
 def _rows_of(setup: Setup) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--decode-tokens", type=int, default=128)
     add("--reference", choices=("hooks", "transformers", "none"))
     add("--eager", action="store_true", help="neither compiled nor graphs")
-    add("--retry", action="store_true", help="also what could not be started before")
+    add("--retry", action="store_true", help="what could not start or failed, too")
     args = parser.parse_args(argv)
     for name, known in (
         ("modes", MODES),
@@ -200,9 +200,14 @@ def serve_group(bench: Bench, group: Group) -> None:
             engine = start(bench, group, setup, mode, len(modes), stack)
             if engine is not None:
                 engines[mode] = engine
-        for mode, engine in engines.items():
-            warm(bench, engine, setup, mode, known)
-        for what, repeat in todo:
+        for mode, engine in list(engines.items()):
+            failure = warm(bench, engine, setup, mode, known)
+            if failure:  # it came up, and dies of the first requests
+                entry = bench.entry(group.shape, group.transport, mode)
+                bench.results.add("engines", {**entry, "error": failure})
+                bench.say(f"{shape.name}-{mode} cannot answer: {failure}")
+                del engines[mode]
+        for what, repeat in todo if engines else ():
             cell = Cell(shape, group.transport, what)
             bench.limit.need(bench.round_seconds(cell, engines), f"{what} {repeat}")
             for mode in in_turn(list(engines), repeat):
@@ -224,6 +229,8 @@ def start(
     )
     own.storage.mkdir(exist_ok=True)
     entry = bench.entry(group.shape, group.transport, mode)
+    if setup.sink_bytes:  # alone on the GPU, so not to be compared with the others
+        entry["transport"] += " slow"
     before = gpus()
     seconds = bench.start_seconds(group, mode, _START_S[setup.device])
     bench.limit.need(seconds, f"starting {own.name}")

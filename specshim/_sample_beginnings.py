@@ -33,6 +33,10 @@ class Beginnings:
 
     kept: deque[_Beginning] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
 
+    def __reduce__(self) -> tuple[type[Beginnings], tuple[()]]:
+        """A worker that gets a copy of the dataset begins anew, without the tensors."""
+        return Beginnings, ()
+
     def problem(
         self, pieces: Sequence[torch.Tensor], token_ids: torch.Tensor
     ) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -122,3 +123,10 @@ def test_the_layers_may_lie_in_several_tensors() -> None:
         states = causal(ids).roll(1, 0)
         problem = seen.problem([states[:, :3], states[:, 3:]], torch.tensor(ids))
         assert (problem is None) == (number < 2)
+
+
+def test_a_copy_for_a_worker_begins_anew() -> None:
+    seen = Beginnings()
+    ids = prompt(1)
+    assert seen.problem([causal(ids)], torch.tensor(ids)) is None
+    assert seen.kept and not pickle.loads(pickle.dumps(seen)).kept
