@@ -129,6 +129,6 @@ BY_NAME: Mapping[str, Run] = {run.name: run for run in RUNS}
 
 FEW = (
     *("llama", f"llama/{COMPILED}", "gemma3", f"gemma3/{COMPILED}"),
-    *("granite4", "qwen3_next", "qwen3_5", "deepseek_v3"),
+    *("granite4", "qwen3_next", "qwen3_5_vl", "deepseek_v3"),
 )
 """What is run on one release of each minor: dense, sliding window, Mamba, GDN, MLA."""

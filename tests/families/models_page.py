@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from family_runs import BY_NAME, EAGER, FEW
+from family_runs import BY_NAME, COMPILED, FEW
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -66,7 +66,7 @@ def by_release(results: Sequence[Result]) -> str:
     """The families that are run on every release: one line a release."""
     cells = {(r["release"], r["model"], r["mode"]): r for r in results}
     runs = [BY_NAME[name] for name in FEW]
-    heads = [run.model + ("" if run.mode == EAGER else ", compiled") for run in runs]
+    heads = [run.model + (", compiled" if run.mode == COMPILED else "") for run in runs]
     lines = [f"| vLLM | {' | '.join(heads)} |", "|---" * (len(runs) + 1) + "|"]
     for release in sorted({r["release"] for r in results}, key=_number):
         row = [cells.get((release, run.model, run.mode)) for run in runs]
