@@ -74,7 +74,7 @@ _BLIND = {
 _BLIND_TO_ONE = {**_BLIND, "options": {"limit_mm_per_prompt": {"image": 0}}}
 _PICTURED = {"options": _IMAGES, "mode": EAGER_IMAGES}
 _SIGMOID = {
-    "stand_ins": ("sigmoid_router",),
+    "stand_ins": ("one_group_router",),
     "why": "the CPU router asserts softmax where experts have no groups",
 }
 _SCAN = {
@@ -98,6 +98,11 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
         "why": f"{_WINDOW}; other prompts, since in the usual ones two experts of one "
         "row are 2e-7 apart",
         "seed": 1,
+    },
+    "ernie4_5_moe": {
+        "stand_ins": ("one_group_router",),
+        "why": "the CPU router leaves the correction bias out where experts have no "
+        "groups",
     },
     "bloom": {"why": "vLLM takes the exact GELU, transformers its approximation"},
     "apertus": {"why": "vLLM holds the parameters of xIELU in bfloat16"},

@@ -10,14 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 
-def sigmoid_router() -> None:
-    """Route by the scores' sigmoid where experts have no groups: one group of all."""
+def one_group_router() -> None:
+    """Take experts without groups for one group, without which the CPU's router asserts
+    sigmoid away and leaves a correction bias out."""
     from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
     compute: Callable[..., Any] = CPURouter._compute_routing
 
     def routed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.use_grouped_topk and self.scoring_func == "sigmoid":
+        corrected = self.e_score_correction_bias is not None
+        known = self.scoring_func in ("softmax", "sigmoid")
+        beyond = corrected or self.scoring_func == "sigmoid"
+        if not self.use_grouped_topk and known and beyond:
             self.use_grouped_topk = True
             self.topk_group = self.num_expert_group = 1
         return compute(self, *args, **kwargs)
@@ -110,7 +114,7 @@ def ungated_experts() -> None:
 
 
 STAND_INS: dict[str, Callable[[], None]] = {
-    "sigmoid_router": sigmoid_router,
+    "one_group_router": one_group_router,
     "contiguous_gemm": contiguous_gemm,
     "selective_scan": selective_scan,
     "ungated_experts": ungated_experts,
