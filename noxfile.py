@@ -26,7 +26,7 @@ DRIVER = "speculators-0.9.0"  # the environment that pytest runs in
 DRIVER_TOOLS = (
     "pytest", "hypothesis", "mypy", "ruff", "build", "twine", "pyyaml", "openai",
     "setuptools>=77", "wheel", "nox", "uv", "types-PyYAML", "types-setuptools",
-    "pytest-xdist", "mkdocs-material>=9.5,<10", "mkdocs>=1.6,<2",
+    "pytest-xdist", "mkdocs-material>=9.5,<10", "mkdocs>=1.6,<2", "websocket-client",
 )  # fmt: skip
 ENGINE_TESTS = (
     "tests/e2e", "tests/load", "tests/contracts", "tests/drift", "tests/faults",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
-import socket
-import struct
+import signal
 import subprocess
 import time
 import urllib.request
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+create_connection = pytest.importorskip("websocket").create_connection
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
@@ -37,33 +37,15 @@ class Tab:
     """One tab; ``evaluate`` runs JavaScript in it and returns its value."""
 
     def __init__(self, address: str) -> None:
-        host, _, path = address.removeprefix("ws://").partition("/")
-        name, _, port = host.partition(":")
-        self._socket = socket.create_connection((name, int(port)), timeout=WAIT_S)
-        key = base64.b64encode(os.urandom(16)).decode()
-        self._socket.sendall(
-            f"GET /{path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\n"
-            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n"
-            "Sec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        self._answers = self._socket.makefile("rb")
-        while self._answers.readline().strip():
-            pass
+        self._socket = create_connection(address, timeout=WAIT_S)
         self._calls = 0
 
     def call(self, method: str, **parameters: Any) -> Any:
         self._calls += 1
         message = {"id": self._calls, "method": method, "params": parameters}
-        body = json.dumps(message).encode()
-        small = len(body) < 126
-        size = (
-            bytes([0x80 | len(body)])
-            if small
-            else b"\xfe" + struct.pack(">H", len(body))
-        )
-        self._socket.sendall(b"\x81" + size + bytes(4) + body)
+        self._socket.send(json.dumps(message))
         while True:
-            answer = json.loads(self._frame())
+            answer = json.loads(self._socket.recv())
             if answer.get("id") == self._calls:
                 return answer["result"]
 
@@ -78,14 +60,6 @@ class Tab:
             time.sleep(0.1)
         return value
 
-    def _frame(self) -> bytes:
-        _, size = self._answers.read(2)
-        if size == 126:
-            (size,) = struct.unpack(">H", self._answers.read(2))
-        elif size == 127:
-            (size,) = struct.unpack(">Q", self._answers.read(8))
-        return self._answers.read(size)
-
 
 @contextmanager
 def tab(profile: Path) -> Iterator[Tab]:
@@ -93,7 +67,10 @@ def tab(profile: Path) -> Iterator[Tab]:
     port_file = profile / "DevToolsActivePort"
     command = [chromium(), *OPTIONS, "--remote-debugging-port=0"]
     command += ["--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    # The program is a script: what it starts must end with it.
+    process = subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         end = time.monotonic() + WAIT_S
         while not (port_file.is_file() and port_file.read_text().count("\n")):
@@ -104,5 +81,5 @@ def tab(profile: Path) -> Iterator[Tab]:
             pages = [t for t in json.load(answer) if t["type"] == "page"]
         yield Tab(pages[0]["webSocketDebuggerUrl"])
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
