@@ -21,7 +21,7 @@ COMPAT = (ROOT / "compat.toml").read_text()
 @pytest.mark.parametrize(
     ("version", "before", "after"),
     [
-        ("0.20.2", "0.20.1", "0.21.0"),
+        ("0.20.9", "0.20.2", "0.21.0"),
         ("0.17.0", None, "0.17.1"),
         ("9.0.0", "0.32.0", None),
     ],
