@@ -200,21 +200,4 @@ ROWS = (
         image_token_index=IMAGE,
         **_MARKS,
     ),
-    _around(
-        "internvl",
-        "InternVLForConditionalGeneration",
-        "internvl",
-        "qwen3",
-        {
-            "model_type": "internvl_vision",
-            "image_size": [64, 64],
-            "patch_size": [16, 16],
-        },
-        image_token_id=IMAGE,
-        image_seq_length=4,
-        downsample_ratio=0.5,
-        projector_hidden_act="gelu",
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-    ),
 )

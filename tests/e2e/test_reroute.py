@@ -19,7 +19,10 @@ API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
     ("release", "architecture", "options"),
     [
         ("0.20.1", "llama", ["--dtype", "float32"]),  # compiled
-        ("0.24.0", "gemma3", ["--dtype", "float32", "--enforce-eager"]),
+        pytest.param(
+            *("0.24.0", "gemma3", ["--dtype", "float32", "--enforce-eager"]),
+            marks=pytest.mark.extended,  # test_releases asks its neighbours the same
+        ),
         # Gated DeltaNet: bfloat16 only on the CPU.
         ("0.32.0", "qwen3_5", ["--dtype", "bfloat16"]),
     ],

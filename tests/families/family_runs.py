@@ -91,7 +91,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), _SCAN),
     **dict.fromkeys(("qwen3_5_vl", "qwen3_vl"), _PICTURED),
     "qwen2_5_vl": _BLIND,
-    **dict.fromkeys(("gemma3_vl", "mistral3", "llama4_vl", "internvl"), _BLIND_TO_ONE),
+    **dict.fromkeys(("gemma3_vl", "mistral3", "llama4_vl"), _BLIND_TO_ONE),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _PLAIN_OPS),
     "cohere2": {"why": _WINDOW},
     "cohere2_moe": {
