@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import Shape
-from specshim.tiny import TinyModel, _write_processor, ensure_tiny_model
+from specshim.tiny import SPECIAL_TOKENS, TinyModel, ensure_tiny_model, write_processor
 
 _LETTERS = 400
 _MARKS = {
@@ -31,7 +31,7 @@ def model_folder(shape: Shape, folder: Path, release: str) -> Path:
     marks = {mark: config[field] for field, mark in _MARKS.items() if field in config}
     _write_tokenizer(target, _field(config, "vocab_size"), marks)
     if "vision_config" in config:
-        _write_processor(target, TinyModel(shape.name, config))
+        write_processor(target, TinyModel(shape.name, config))
     return target
 
 
@@ -65,11 +65,7 @@ def _write_tokenizer(folder: Path, size: int, marks: Mapping[str, int]) -> None:
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": "<unk>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
+        **SPECIAL_TOKENS,
         "model_max_length": 131072,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

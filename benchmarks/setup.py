@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ from packaging.version import Version
 
 from benchmarks.cells import MODES, Shape
 from benchmarks.results import release_of
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from stock_request import stock_request
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).parent / "engine"
@@ -69,27 +73,10 @@ def arguments(setup: Setup) -> dict[str, Any]:
     if not setup.shape.tiny:
         found["load_format"] = "dummy"
     if MODES[setup.mode].extracts:
-        found.update(_extraction(setup))
+        found.update(stock_request(setup.storage, setup.shape.layer_ids))
         if setup.mode == "stock" and Version(release) < Version(_NO_CHUNKS_UNTIL):
             found["enable_chunked_prefill"] = False
     return {**found, **setup.options}
-
-
-def _extraction(setup: Setup) -> dict[str, Any]:
-    """What speculators' launcher asks for."""
-    ids = {"eagle_aux_hidden_state_layer_ids": list(setup.shape.layer_ids)}
-    return {
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": ids},
-        },
-        "kv_transfer_config": {
-            "kv_connector": "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(setup.storage)},
-        },
-    }
 
 
 def flags(found: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,14 @@ from specshim.tiny_architectures import (
 )
 from specshim.tiny_rows.base import IMAGE, VIDEO, VISION_END, VISION_START
 
-__all__ = ["ARCHITECTURES", "TinyModel", "TinyModelError", "ensure_tiny_model"]
+__all__ = [
+    "ARCHITECTURES",
+    "SPECIAL_TOKENS",
+    "TinyModel",
+    "TinyModelError",
+    "ensure_tiny_model",
+    "write_processor",
+]
 
 _RECIPE = 4  # counts changes of the weights or the tokenizer made below
 _VECTOR_STD = 0.05
@@ -55,6 +62,16 @@ _IMAGE_CHAT_TEMPLATE = (
     "{% endfor %}{% endif %} </s> {% endfor %}"
     "{% if add_generation_prompt %}<s>{% endif %}"
 )
+
+
+SPECIAL_TOKENS: Mapping[str, str] = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": "<unk>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+}
+"""Of tokenizer_config.json: the class that every release knows, and its marks."""
 
 
 class TinyModelError(Exception):
@@ -99,7 +116,7 @@ def ensure_tiny_model(
         _write_model(spec, draft, seed)
         _write_tokenizer(draft, _IMAGE_MARKS if spec.takes_images else {})
         if spec.takes_images:
-            _write_processor(draft, spec)
+            write_processor(draft, spec)
         draft.chmod(0o755)
         try:
             os.rename(draft, target)
@@ -202,7 +219,7 @@ def _fill(model: Any, spec: TinyModel) -> None:
                     parameter.mul_(factor)
 
 
-def _write_processor(folder: Path, spec: TinyModel) -> None:
+def write_processor(folder: Path, spec: TinyModel) -> None:
     """How Qwen models take an image apart; images of 64 to 256 pixels a side."""
     vision = spec.config["vision_config"]
     common = {
@@ -257,11 +274,7 @@ def _write_tokenizer(folder: Path, marks: Mapping[int, str]) -> None:
         tokenizer.add_tokens(list(words))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": "<unk>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
+        **SPECIAL_TOKENS,
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
         "chat_template": _IMAGE_CHAT_TEMPLATE if marks else _CHAT_TEMPLATE,

@@ -71,11 +71,11 @@ def pictured(run: Run, folder: Path) -> dict[str, Any]:
 
     from specshim.reference import compute_reference
     from specshim.server_process import free_port, running, wait_until_healthy
-    from specshim.tiny import ARCHITECTURES, ensure_tiny_model
+    from specshim.tiny import ensure_tiny_model
     from specshim.verification.collect import Sample
     from specshim.verification.compare import compare
 
-    dtype = ARCHITECTURES[run.model].config["dtype"]
+    dtype = run.served_dtype
     model = ensure_tiny_model(run.model, folder / "models")
     processor = AutoProcessor.from_pretrained(model)
     chats = [
