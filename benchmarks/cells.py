@@ -16,6 +16,7 @@ TRANSPORTS = ("offline", "http")
 SHORTEST = 64  # tokens of a prompt of the mixed set
 CONCURRENCY = 64
 _SPARE_SHARE = 0.1  # of the GPU's memory
+_STEP_GIB = 4.0  # that a server takes beside weights and KV cache
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Shape:
         layer_ids, hidden, itemsize: a token's rows are their product, in bytes.
         dtype: of weights and rows.
         weights_gib: an upper bound.
+        kv_gib: of the KV cache, where several servers are started at the same time.
         tokens: prompt tokens of one measurement.
         options: further arguments of vLLM.
     """
@@ -44,6 +46,7 @@ class Shape:
     old: Mapping[str, Any] = field(default_factory=dict)
     new_since: str = "0"
     weights_gib: float = 0.1
+    kv_gib: float = 1.0
     tokens: int = 131_072
     options: Mapping[str, Any] = field(default_factory=dict)
     old_options: Mapping[str, Any] = field(default_factory=dict)
@@ -156,6 +159,7 @@ _SHAPES = (
         128_000,
         config=_llama(4096, 14336, 32, 32, 8, 128256),
         weights_gib=16,
+        kv_gib=12,
     ),
     Shape(
         "qwen3.6-27b",
@@ -182,6 +186,7 @@ _SHAPES = (
         new_since="0.27.0",
         old_options={"limit_mm_per_prompt": {"image": 0, "video": 0}},
         weights_gib=53,
+        kv_gib=9,
     ),
 )
 
@@ -234,6 +239,12 @@ def waves(shape: Shape, modes: Sequence[str], gpu_gib: float | None) -> list[lis
 def gpu_share(served: int) -> float:
     """``gpu_memory_utilization`` of each of so many servers on one GPU."""
     return round((1 - _SPARE_SHARE) / served, 3)
+
+
+def fits_too(shape: Shape, served: int, gpu_gib: float) -> bool:
+    """Whether the reference's engine fits beside so many servers."""
+    each = shape.weights_gib + _STEP_GIB
+    return (served + 1) * (each + shape.kv_gib) <= gpu_gib * (1 - _SPARE_SHARE)
 
 
 def in_turn(modes: Sequence[str], repeat: int) -> list[str]:

@@ -72,7 +72,8 @@ def _capacity(data: Data) -> Iterator[Finding]:
     vLLM's log gives two decimals, and its own profile varies by some hundredths.
     """
     for tap in data["engines"]:
-        if tap["mode"] != "tap" or "kv_gib" not in tap or "tap_gpu_gib" not in tap:
+        sized = "kv_gib" in tap and "kv_gib_given" not in tap
+        if tap["mode"] != "tap" or not sized or "tap_gpu_gib" not in tap:
             continue
         same = ("release", "device", "shape", "transport", "share")
         for plain in data["engines"]:

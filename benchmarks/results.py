@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()
         self.data: dict[str, list[dict[str, Any]]] = {name: [] for name in SECTIONS}
         if path.exists():
             read: dict[str, Any] = json.loads(path.read_text())
@@ -48,14 +50,15 @@ class Results:
     def add(self, section: str, entry: dict[str, Any]) -> None:
         """Keep ``entry``, instead of an earlier one of the same key."""
         names = KEYS.get(section, ())
-        if names:
-            self.data[section] = [
-                other
-                for other in self.data[section]
-                if any(other.get(name) != entry[name] for name in names)
-            ]
-        self.data[section].append(entry)
-        self.save()
+        with self._lock:
+            if names:
+                self.data[section] = [
+                    other
+                    for other in self.data[section]
+                    if any(other.get(name) != entry[name] for name in names)
+                ]
+            self.data[section].append(entry)
+            self.save()
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

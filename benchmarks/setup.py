@@ -37,6 +37,7 @@ class Setup:
     batched: int  # max_num_batched_tokens
     device: str = "cuda"
     share: float = 0.9  # of the GPU's memory
+    kv_gib: float = 0.0  # of the KV cache; 0: what is left of the share
     eager: bool = False
     sink_bytes: float = 0.0  # a second; 0: as fast as it goes
     start_seconds: float = 900.0
@@ -70,6 +71,8 @@ def arguments(setup: Setup) -> dict[str, Any]:
         found["enforce_eager"] = True
     if setup.device == "cuda":
         found["gpu_memory_utilization"] = setup.share
+        if setup.kv_gib:
+            found["kv_cache_memory_bytes"] = int(setup.kv_gib * (1 << 30))
     if not setup.shape.tiny:
         found["load_format"] = "dummy"
     if MODES[setup.mode].extracts:

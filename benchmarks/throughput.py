@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks import files, startup
 from benchmarks.cells import (
@@ -32,6 +32,7 @@ from benchmarks.cells import (
     TRANSPORTS,
     Cell,
     Shape,
+    fits_too,
     gpu_share,
     in_turn,
     known_prompts,
@@ -82,6 +83,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--decode-tokens", type=int, default=128)
     add("--reference", choices=("hooks", "transformers", "none"))
     add("--eager", action="store_true", help="neither compiled nor graphs")
+    add(
+        "--together",
+        action="store_true",
+        help="start a cell's servers at the same time, with KV caches of a fixed size: "
+        "quicker, but tells nothing of capacity",
+    )
     add("--retry", action="store_true", help="what could not start or failed, too")
     args = parser.parse_args(argv)
     for name, known in (
@@ -193,13 +200,8 @@ def serve_group(bench: Bench, group: Group) -> None:
         eager=args.eager or args.device == "cpu",
         sink_bytes=group.sink_bytes,
     )
-    bench.make_reference(setup, list(known.values()))
     with ExitStack() as stack:
-        engines: dict[str, Engine] = {}
-        for mode in modes:
-            engine = start(bench, group, setup, mode, len(modes), stack)
-            if engine is not None:
-                engines[mode] = engine
+        engines = start_all(bench, group, setup, modes, list(known.values()), stack)
         for mode, engine in list(engines.items()):
             failure = warm(bench, engine, setup, mode, known)
             if failure:  # it came up, and dies of the first requests
@@ -217,16 +219,44 @@ def serve_group(bench: Bench, group: Group) -> None:
                 one(bench, engines[mode], setup, cell, mode, repeat, known)
 
 
+def start_all(
+    bench: Bench,
+    group: Group,
+    setup: Setup,
+    modes: Sequence[str],
+    known: list[list[int]],
+    stack: ExitStack,
+) -> dict[str, Engine]:
+    """The reference, and the engines of those modes that can run."""
+    setup = replace(setup, share=gpu_share(len(modes)))
+    if not bench.args.together:
+        bench.make_reference(replace(setup, share=gpu_share(1)), known)
+        one = [start(bench, group, setup, mode, stack) for mode in modes]
+    else:
+        first = False
+        if setup.device == "cuda":
+            setup = replace(setup, kv_gib=group.shape.kv_gib)
+            first = not fits_too(group.shape, len(modes), gpus()[0]["gib"])
+        if first:
+            bench.make_reference(setup, known)
+        bench.note_run()
+        stacks = [stack.enter_context(ExitStack()) for _ in modes]
+        with ThreadPoolExecutor(len(modes)) as pool:
+            starting = [
+                pool.submit(start, bench, group, setup, mode, own)
+                for mode, own in zip(modes, stacks, strict=True)
+            ]
+            if not first:
+                bench.make_reference(setup, known)
+            one = [each.result() for each in starting]
+    return {m: engine for m, engine in zip(modes, one, strict=True) if engine}
+
+
 def start(
-    bench: Bench, group: Group, setup: Setup, mode: str, served_at_once: int, stack: Any
+    bench: Bench, group: Group, setup: Setup, mode: str, stack: ExitStack
 ) -> Engine | None:
     """The engine, or None where the mode cannot run; both are in the results."""
-    own = replace(
-        setup,
-        mode=mode,
-        share=gpu_share(served_at_once),
-        storage=setup.storage / mode,
-    )
+    own = replace(setup, mode=mode, storage=setup.storage / mode)
     own.storage.mkdir(exist_ok=True)
     entry = bench.entry(group.shape, group.transport, mode)
     if setup.sink_bytes:  # alone on the GPU, so not to be compared with the others
@@ -243,7 +273,9 @@ def start(
         return None
     took = time.monotonic() - begin
     after = gpus()
-    if after:
+    if own.kv_gib:
+        entry["kv_gib_given"] = own.kv_gib
+    elif after:
         entry["gpu_gib"] = round(after[0]["used_gib"] - before[0]["used_gib"], 2)
         entry["share"] = own.share
     if mode == "tap" and setup.device == "cuda":

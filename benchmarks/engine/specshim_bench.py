@@ -137,7 +137,7 @@ def stats(worker: Any) -> dict[str, float]:
 
     backlog = worker._backlog
     with backlog._changed:
-        held = [(one.since, one.size) for one in backlog._held.values()]
+        held = [(one.since, one.left) for one in backlog._held.values()]
     found = {
         **_SPENT,
         "time": time.time(),

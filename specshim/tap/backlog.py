@@ -1,4 +1,4 @@
-"""A bound on rows that are computed but not yet written, in bytes and in seconds."""
+"""A bound in seconds on rows that are computed but not yet written."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ class Pace:
 
 @dataclass
 class _Held:
-    """Rows of one step: since when, bytes of memory, bytes that are not written yet."""
+    """Rows on their way: since when, and bytes that are not written yet."""
 
     since: float
-    size: int
     left: int
 
 
@@ -65,14 +64,12 @@ class Backlog:
     """Makes the producer wait instead of letting unwritten rows pile up.
 
     Args:
-        max_bytes: unwritten bytes in host memory.
         max_seconds: age of the oldest unwritten rows, and what writing all of them
             takes at the writers' pace. The clients of speculators 0.6 to 0.9 give up on
             a lock after 10 s, so rows must not get that old.
     """
 
-    def __init__(self, max_bytes: int, max_seconds: float) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_seconds: float) -> None:
         self._max_seconds = max_seconds
         self._held: dict[int, _Held] = {}  # the oldest first
         self._next = 0
@@ -83,27 +80,25 @@ class Backlog:
     def bytes(self) -> int:
         """Unwritten bytes now."""
         with self._changed:
-            return self._sum()
+            return self._left()
 
-    def _sum(self) -> int:
-        return sum(held.size for held in self._held.values())
+    def _left(self) -> int:
+        return sum(held.left for held in self._held.values())
 
     def _has_room(self, size: int) -> bool:
         if not self._held:
-            return True  # a step larger than the bound must pass all the same
+            return True
         oldest = next(iter(self._held.values()))
         if time.monotonic() - oldest.since >= self._max_seconds:
             return False
-        left = sum(held.left for held in self._held.values())
-        soon = self._pace.seconds(left + size) <= self._max_seconds
-        return soon and size + self._sum() <= self._max_bytes
+        return self._pace.seconds(self._left() + size) <= self._max_seconds
 
     def admit(self, size: int) -> int:
         """Wait for room, then hold ``size`` bytes; returns the ticket to release."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(size))
             ticket, self._next = self._next, self._next + 1
-            self._held[ticket] = _Held(time.monotonic(), size, size)
+            self._held[ticket] = _Held(time.monotonic(), size)
             return ticket
 
     @contextmanager

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
@@ -49,10 +49,8 @@ class TapWorker:
         self._sink = sink
         self._settings = settings
         self._early = settings.early
-        self._snapshots = Snapshots(taps)
-        self._backlog = Backlog(
-            settings.max_backlog_bytes, settings.max_backlog_seconds
-        )
+        self._snapshots = Snapshots(taps, settings.max_backlog_bytes)
+        self._backlog = Backlog(settings.max_backlog_seconds)
         self._samples: dict[str, OutgoingSample] = {}
         self._by_path: WeakValueDictionary[str, OutgoingSample] = WeakValueDictionary()
         self._told: OrderedDict[int, OutgoingSample] = OrderedDict()  # the latest
@@ -167,7 +165,7 @@ class TapWorker:
             for request_id in counts:
                 self.drop(request_id, str(error))
             return []
-        pieces = []  # (sample, first token, first row of the buffer, rows)
+        pieces = []
         completed = []
         for request_id, scheduled in step.scheduled.items():
             sample = self._samples.get(request_id)
@@ -179,41 +177,53 @@ class TapWorker:
                 continue
             end = start + count
             wanted = end if sample.rows is None else min(end, sample.rows)
-            if wanted > start:
-                pieces.append((sample, start, first_rows[request_id], wanted - start))
             sample.covered = max(sample.covered, wanted)
-            if sample.is_covered():
+            last = sample.is_covered()
+            if last:
                 completed.append(sample)
+            if wanted > start:
+                row = first_rows[request_id]
+                pieces.append(_Piece(sample, start, row, wanted - start, last))
+            elif last:
+                sample.end()
         if pieces:
-            self._submit(pieces, completed)
+            self._submit(pieces)
         return completed
 
-    def _submit(
-        self,
-        pieces: list[tuple[OutgoingSample, int, int, int]],
-        completed: list[OutgoingSample],
-    ) -> None:
-        first = min(row for _, _, row, _ in pieces)
-        last = max(row + count for _, _, row, count in pieces)
-        size = self._snapshots.host_bytes(last - first)
-        left = _Countdown(len(pieces), self._backlog, self._backlog.admit(size))
-        for sample, *_ in pieces:
-            sample.add()
-        for sample in completed:  # before a writer sees their rows, and needs room
-            sample.end()
+    def _submit(self, pieces: list[_Piece]) -> None:
+        """Copy the pieces' rows to the host and give them to the writers.
+
+        That happens part by part, as there is memory.
+        """
+        left = deque(sorted(pieces, key=lambda piece: piece.row))
+        for piece in pieces:  # not complete before the piece's last part is written
+            piece.sample.add()
+        first, last = left[0].row, max(piece.row + piece.count for piece in pieces)
+        try:
+            for rows in self._snapshots.take(first, last):
+                ticket = self._backlog.admit(rows.bytes)
+                self._hand_on(rows, ticket, _within(rows.last, left))
+        except BaseException as error:  # SystemExit too: a server that stops
+            for piece in left:  # they never reached a writer
+                piece.sample.piece_done(f"its rows could not be taken: {error}")
+            raise
+
+    def _hand_on(self, rows: HostRows, ticket: int, pieces: list[_Piece]) -> None:
+        """Give ``pieces``, which ``rows`` hold, to the writers."""
+        countdown = _Countdown(len(pieces), rows, self._backlog, ticket)
+        for piece in pieces:  # before a writer sees their rows, and needs room
+            if piece.last:
+                piece.sample.end()
         started = 0
         try:
-            rows = self._snapshots.take(first, last)
-            for sample, start, row, count in pieces:
-                job = self._pool.submit(
-                    _write_piece, sample, rows, start, row - first, count, left
-                )
+            for piece in pieces:
+                job = self._pool.submit(_write_piece, piece, rows, countdown)
                 started += 1
-                job.add_done_callback(left.one_done)
-        except BaseException as error:  # SystemExit too: a server that stops
-            for sample, *_ in pieces[started:]:  # they never reached a writer
-                sample.piece_done(f"its rows could not be taken: {error}")
-                left.one_done(None)
+                job.add_done_callback(countdown.one_done)
+        except BaseException as error:
+            for piece in pieces[started:]:
+                piece.sample.piece_done(f"its rows could not be taken: {error}")
+                countdown.one_done(None)
             raise
 
     def close(self, request_id: str, closed: Closed) -> None:
@@ -256,14 +266,50 @@ def _run_now(job: Job, before: Job | None) -> None:
     job()
 
 
-class _Countdown:
-    """Releases a ticket of the backlog once all pieces of a step are written."""
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a sample in the capture buffer; ``last``: no others will come."""
 
-    def __init__(self, count: int, backlog: Backlog, ticket: int) -> None:
+    sample: OutgoingSample
+    start: int  # token of the sample
+    row: int  # of the buffer
+    count: int
+    last: bool
+
+
+def _within(end: int, left: deque[_Piece]) -> list[_Piece]:
+    """Take what lies before row ``end`` off ``left``, which is in order."""
+    found = []
+    while left and left[0].row < end:
+        piece = left.popleft()
+        count = min(piece.count, end - piece.row)
+        if count < piece.count:
+            piece.sample.add()
+            rest = replace(
+                piece,
+                start=piece.start + count,
+                row=piece.row + count,
+                count=piece.count - count,
+            )
+            left.appendleft(rest)
+            piece = replace(piece, count=count, last=False)
+        found.append(piece)
+    return found
+
+
+class _Countdown:
+    """Gives rows back, and their ticket, once all pieces of them are written."""
+
+    def __init__(
+        self, count: int, rows: HostRows, backlog: Backlog, ticket: int
+    ) -> None:
         self._left = count
+        self._rows = rows
         self._backlog = backlog
         self._ticket = ticket
         self._lock = threading.Lock()
+        if not count:  # rows of others lay between
+            self._end()
 
     def writing(self, size: int) -> AbstractContextManager[None]:
         """Around the writing of a piece of so many bytes."""
@@ -275,26 +321,23 @@ class _Countdown:
             self._left -= 1
             last = self._left == 0
         if last:
-            self._backlog.release(self._ticket)
+            self._end()
+
+    def _end(self) -> None:
+        self._rows.give_back()
+        self._backlog.release(self._ticket)
 
 
-def _write_piece(
-    sample: OutgoingSample,
-    rows: HostRows,
-    start: int,
-    offset: int,
-    count: int,
-    left: _Countdown,
-) -> None:
+def _write_piece(piece: _Piece, rows: HostRows, countdown: _Countdown) -> None:
     failure = None
     try:
         rows.wait()
         if rows.tapped_once():
-            piece = rows.bytes_of(offset, count)
-            with left.writing(len(piece)):
-                sample.write(start, piece)
+            data = rows.bytes_of(piece.row, piece.count)
+            with countdown.writing(len(data)):
+                piece.sample.write(piece.start, data)
         else:
             failure = _NOT_TAPPED
     except Exception as error:
         failure = f"its rows could not be written: {error}"
-    sample.piece_done(failure)
+    piece.sample.piece_done(failure)

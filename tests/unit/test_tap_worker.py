@@ -385,6 +385,42 @@ def test_sync_files_are_complete_when_the_step_returns(tmp_path):
     assert os.listdir(tmp_path) == ["a"]  # and there is no lock
 
 
+@pytest.mark.parametrize("rows", [1, 3, 5, 64])
+def test_a_step_comes_in_parts_where_the_memory_is_small(tmp_path, rows):
+    memory = rows * 4 * SLOTS * HIDDEN * 4  # four blocks of so many rows
+    engine = Engine(tmp_path, max_backlog_bytes=memory)
+    opened = {**engine.open("a", 24), **engine.open("b", 40), **engine.open("c", None)}
+    within(5, engine.step, {"a": (0, 20), "c": (0, 3), "b": (0, 33)}, opened=opened)
+    within(5, engine.step, {"a": (20, 4), "c": (3, 1), "b": (33, 7)})
+    within(5, engine.step, {}, closed={"c": Closed(4, (0, 1, 2, 3))})
+    assert engine.finish() == ["a", "b", "c"]
+    check(engine, "a", 24), check(engine, "b", 40), check(engine, "c", 4)
+    assert engine.worker._snapshots.memory.used_bytes == 0
+
+
+def test_memory_that_fails_in_mid_step_fails_the_step_and_comes_back(
+    tmp_path, monkeypatch, caplog
+):
+    engine = Engine(tmp_path, max_backlog_bytes=16 * SLOTS * HIDDEN * 4)
+    memory = engine.worker._snapshots.memory
+    take, taken = memory.take, []
+
+    def fail(count):
+        if len(taken) == 2:
+            raise RuntimeError("no memory left")
+        taken.append(take(count))
+        return taken[-1]
+
+    both = {**engine.open("a", 3), **engine.open("b", 24)}
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "take", fail)
+        engine.step({"a": (0, 3), "b": (0, 24)}, opened=both)
+    engine.step({"c": (0, 24)}, opened=engine.open("c", 24))
+    assert engine.finish() == ["a", "c"]  # all rows of a were out already
+    check(engine, "a", 3), check(engine, "c", 24)
+    assert memory.used_bytes == 0 and "no memory left" in caplog.text
+
+
 def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, caplog):
     def full(*args):
         raise OSError(28, "No space left on device")
