@@ -184,6 +184,7 @@ _SHAPES = (
             "vision_config": _QWEN_VISION,
         },
         new_since="0.27.0",
+        options={"gdn_prefill_backend": "triton"},  # needs nothing beside vLLM
         old_options={"limit_mm_per_prompt": {"image": 0, "video": 0}},
         weights_gib=53,
         kv_gib=9,

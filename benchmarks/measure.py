@@ -203,6 +203,7 @@ def measure_prefill(
         "repeat": repeat,
         "prompts": len(prompts),
         "tokens": tokens,
+        "began": round(answers.start, 4),
         "answer_seconds": round(answers.end - answers.start, 4),
         "swept": "during" if during or cell.what == SLOW else "after",
     }

@@ -114,6 +114,8 @@ def variables(setup: Setup) -> dict[str, str]:
         found.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
     if setup.mode == "tap":
         found["SPECSHIM_BENCH_STATS"] = str(setup.stats)
+    if kept_steps := os.environ.get("SPECSHIM_BENCH_STEPS"):
+        found["SPECSHIM_BENCH_STEPS"] = f"{kept_steps}-{setup.name}"
     if setup.sink_bytes:
         found["SPECSHIM_BENCH_SINK_BYTES"] = str(setup.sink_bytes)
     return found

@@ -18,6 +18,7 @@ import wrapt
 FILL = "SPECSHIM_BENCH_FILL"
 RATE = "SPECSHIM_BENCH_SINK_BYTES"  # a second, of all writers together
 STATS = "SPECSHIM_BENCH_STATS"  # a file
+STEPS = "SPECSHIM_BENCH_STEPS"  # a file
 _INTERVAL = 0.25
 
 
@@ -29,6 +30,9 @@ def register() -> None:
         _when("specshim.tap.sink", _slow_down)
     if os.environ.get(STATS):
         _when("specshim.tap.worker", _tell)
+    if os.environ.get(STEPS):
+        for module in ("gpu.model_runner", "gpu_model_runner"):  # V2, V1
+            _when(f"vllm.v1.worker.{module}", _note_steps)
 
 
 def _when(module: str, act: Any) -> None:
@@ -150,3 +154,46 @@ def stats(worker: Any) -> dict[str, float]:
         found["pinned_used"] = said.get("active_bytes.current", 0)
         found["pinned_reserved"] = said.get("allocated_bytes.current", 0)
     return found
+
+
+def _note_steps(module: Any) -> None:
+    """A line of JSON for each step: when the runner and when the GPU was at it."""
+    import torch
+
+    runner = module.GPUModelRunner
+    events: list[Any] = []
+    base: list[Any] = []
+    execute, sample = runner.execute_model, runner.sample_tokens
+
+    def mark() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def execute_model(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        if not base:
+            torch.cuda.synchronize()
+            base.extend((mark(), time.time()))
+            threading.Thread(target=_write_steps, args=(events, base)).start()
+        count = getattr(output, "total_num_scheduled_tokens", 0)
+        events.append([count, time.time(), mark()])
+        return execute(self, output, *args, **kwargs)
+
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = sample(self, *args, **kwargs)
+        events[-1] += [mark(), time.time()]
+        return result
+
+    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
+
+
+def _write_steps(events: list[Any], base: list[Any]) -> None:
+    event, begin = base
+    with open(os.environ[STEPS], "a", buffering=1) as file:
+        while threading.main_thread().is_alive():
+            time.sleep(1)
+            while events and len(events[0]) == 5 and events[0][3].query():
+                count, called, first, last, left = events.pop(0)
+                gpu = [begin + event.elapsed_time(e) / 1000 for e in (first, last)]
+                said = {"tokens": count, "runner": [called, left], "gpu": gpu}
+                file.write(json.dumps(said) + "\n")

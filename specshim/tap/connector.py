@@ -285,9 +285,11 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
             )
         cached = scheduler_output.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request_id, count in scheduler_output.num_scheduled_tokens.items():
-            self._samples.schedule(request_id, starts[request_id], count)
-        return TapMetadata(self._samples.take_step())
+        counts = scheduler_output.num_scheduled_tokens
+        for request_id, count in counts.items():
+            if self._samples.wants_rows(request_id):
+                self._samples.schedule(request_id, starts[request_id], count)
+        return TapMetadata(self._samples.take_step(counts))
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -54,9 +54,13 @@ class Scheduled:
 
 @dataclass
 class StepSamples:
-    """What the worker must know of one step."""
+    """What the worker must know of one step.
+
+    ``counts`` are the rows of all its requests, ``scheduled`` those that samples need.
+    """
 
     opened: dict[str, Opened] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     scheduled: dict[str, Scheduled] = field(default_factory=dict)
     closed: dict[str, Closed] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -261,6 +265,16 @@ class Samples:
                     sample.failure = reason  # which the worker has logged
                     self._drop(request_id, reason)
 
+    def wants_rows(self, request_id: str) -> bool:
+        """Whether rows of a request that come now belong to a sample.
+
+        Those of output tokens mostly do not, and a step may have hundreds of them.
+        """
+        sample = self._samples.get(request_id)
+        if sample is None or sample.failure is not None:
+            return False
+        return sample.with_output or sample.covered < sample.prompt_rows
+
     def schedule(self, request_id: str, start: int, count: int) -> None:
         """The step computes ``count`` rows of a request from token ``start`` on."""
         self._step.scheduled[request_id] = Scheduled(start, count)
@@ -348,10 +362,16 @@ class Samples:
         ids = rows or 0 if sample.has_ids else 0
         return self._places.tell(sample.path, rows, ids, with_output=sample.with_output)
 
-    def take_step(self) -> StepSamples:
-        """Everything noted since the last call, for the worker."""
+    def take_step(self, counts: Mapping[str, int] | None = None) -> StepSamples:
+        """Everything noted since the last call, for the worker.
+
+        ``counts`` are the rows of each request of the step; None: of those noted.
+        """
         self._take_news()
         step, self._step = self._step, StepSamples()
+        if counts is None:
+            counts = {i: rows.count for i, rows in step.scheduled.items()}
+        step.counts = counts
         return step
 
     def take_ended(self) -> StepSamples:

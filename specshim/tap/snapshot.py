@@ -39,6 +39,7 @@ class HostRows:
         self._runs = runs
         self._ready = ready
         self._memory = memory
+        self._tapped_once: bool | None = None
 
     def wait(self) -> None:
         """Block until the copy has arrived; releases the GIL meanwhile."""
@@ -46,7 +47,9 @@ class HostRows:
 
     def tapped_once(self) -> bool:
         """Whether every tap ran exactly once in the forward of these rows."""
-        return bool((self._runs == 1).all())
+        if self._tapped_once is None:
+            self._tapped_once = all(count == 1 for count in self._runs.tolist())
+        return self._tapped_once
 
     def bytes_of(self, row: int, count: int) -> memoryview:
         """The bytes of ``count`` rows from row ``row`` of the buffer on."""

@@ -158,11 +158,10 @@ class TapWorker:
         known = (self._samples.get(request_id) for request_id in step.scheduled)
         if all(sample is None or sample.ended for sample in known):
             return []  # as in every step that only decodes
-        counts = {i: rows.count for i, rows in step.scheduled.items()}
         try:
-            first_rows = dict(batch_rows(self._taps.runner, counts))
+            first_rows = dict(batch_rows(self._taps.runner, step.counts))
         except RowsUnknown as error:
-            for request_id in counts:
+            for request_id in step.scheduled:
                 self.drop(request_id, str(error))
             return []
         pieces = []

@@ -64,7 +64,11 @@ class Engine:
         scheduled = {name: Scheduled(*rows) for name, rows in batch.items()}
         # The scheduler's order is not the runner's.
         self.worker.step(
-            StepSamples(scheduled=dict(reversed(scheduled.items())), **notes)
+            StepSamples(
+                scheduled=dict(reversed(scheduled.items())),
+                counts={name: count for name, (_, count) in batch.items()},
+                **notes,
+            )
         )
 
     def finish(self) -> list[str]:
@@ -152,7 +156,7 @@ def test_a_step_without_a_forward_records_nothing(engine):
 def test_a_batch_that_is_not_the_schedulers_fails_its_requests(engine, caplog):
     engine.worker.step(StepSamples(opened=engine.open("a", 4)))
     engine.runner.input_batch.req_ids = ["b"]
-    engine.worker.step(StepSamples(scheduled={"a": Scheduled(0, 4)}))
+    engine.worker.step(StepSamples(counts={"a": 4}, scheduled={"a": Scheduled(0, 4)}))
     assert engine.finish() == []
     assert "the runner's batch holds 0" in caplog.text
 
