@@ -176,6 +176,8 @@ def _note_steps(module: Any) -> None:
             base.extend((mark(), time.time()))
             threading.Thread(target=_write_steps, args=(events, base)).start()
         count = getattr(output, "total_num_scheduled_tokens", 0)
+        if events and len(events[-1]) == 3:  # nothing was sampled: no step of ours
+            events.pop()
         events.append([count, time.time(), mark()])
         return execute(self, output, *args, **kwargs)
 

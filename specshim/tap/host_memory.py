@@ -68,6 +68,17 @@ class HostMemory:
         with self._changed:
             return sum(block.users > 0 for block in self._blocks) * self.block_bytes
 
+    def allocate(self, count: int) -> None:
+        """Have blocks for ``count`` rows, as far as the bound goes: pinning takes time.
+
+        Raises:
+            RuntimeError: there is no memory, not even for one block.
+        """
+        with self._changed:
+            wanted = min(self._most, -(-count // self._block_rows))
+            while len(self._blocks) < min(wanted, self._most):
+                self._allocate()
+
     def take(self, count: int) -> Part:
         """Memory for ``count`` rows, or for fewer; waits until some is given back.
 

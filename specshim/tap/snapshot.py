@@ -10,6 +10,8 @@ import torch
 from specshim.tap.host_memory import HostMemory, Part
 from specshim.tap.taps import Taps
 
+_STEPS = 3  # of full size: one is being computed, one copied, and one written
+
 
 class HostRows:
     """Rows [first, last) of one step's capture buffer in host memory.
@@ -84,6 +86,7 @@ class Snapshots:
             self._copied: Any = None
         pinned = self._device is not None
         self.memory = HostMemory(self._rows, max_bytes, pinned=pinned)
+        self.memory.allocate(_STEPS * len(self._rows))
 
     def use_device(self) -> None:
         """Make the rows' device the calling thread's; else it would wake device 0."""

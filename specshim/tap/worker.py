@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -209,19 +210,23 @@ class TapWorker:
 
     def _hand_on(self, rows: HostRows, ticket: int, pieces: list[_Piece]) -> None:
         """Give ``pieces``, which ``rows`` hold, to the writers."""
-        countdown = _Countdown(len(pieces), rows, self._backlog, ticket)
+        # Of a slow sink each by itself: it may have to wait for a later one.
+        most = len(pieces) if self._sink.slow else self._settings.threads
+        groups = [pieces[i::most] for i in range(min(most, len(pieces)))]
+        countdown = _Countdown(len(groups), rows, self._backlog, ticket)
         for piece in pieces:  # before a writer sees their rows, and needs room
             if piece.last:
                 piece.sample.end()
         started = 0
         try:
-            for piece in pieces:
-                job = self._pool.submit(_write_piece, piece, rows, countdown)
+            for group in groups:
+                job = self._pool.submit(_write_pieces, group, rows, countdown)
                 started += 1
                 job.add_done_callback(countdown.one_done)
         except BaseException as error:
-            for piece in pieces[started:]:
+            for piece in itertools.chain(*groups[started:]):
                 piece.sample.piece_done(f"its rows could not be taken: {error}")
+            for _ in groups[started:]:
                 countdown.one_done(None)
             raise
 
@@ -297,7 +302,7 @@ def _within(end: int, left: deque[_Piece]) -> list[_Piece]:
 
 
 class _Countdown:
-    """Gives rows back, and their ticket, once all pieces of them are written."""
+    """Gives rows back, and their ticket, once all groups of pieces are written."""
 
     def __init__(
         self, count: int, rows: HostRows, backlog: Backlog, ticket: int
@@ -315,7 +320,7 @@ class _Countdown:
         return self._backlog.writing(self._ticket, size)
 
     def one_done(self, _: Future[None] | None) -> None:
-        """One more piece is written, or given up."""
+        """One more group is written, or given up."""
         with self._lock:
             self._left -= 1
             last = self._left == 0
@@ -325,6 +330,11 @@ class _Countdown:
     def _end(self) -> None:
         self._rows.give_back()
         self._backlog.release(self._ticket)
+
+
+def _write_pieces(pieces: list[_Piece], rows: HostRows, countdown: _Countdown) -> None:
+    for piece in pieces:
+        _write_piece(piece, rows, countdown)
 
 
 def _write_piece(piece: _Piece, rows: HostRows, countdown: _Countdown) -> None:

@@ -93,3 +93,12 @@ def test_where_the_host_has_no_more_memory_the_blocks_there_are_must_do(monkeypa
     memory.give_back(first)
     with pytest.raises(RuntimeError, match="no memory"):
         HostMemory(ROW, 64 * 64, pinned=False).take(1)
+
+
+def test_what_is_allocated_before_it_is_needed_stays_within_the_bound():
+    memory = HostMemory(ROW, 64 * 64, pinned=False)
+    memory.allocate(17)
+    assert memory.bytes == 2 * memory.block_bytes and memory.used_bytes == 0
+    memory.allocate(1000)
+    assert memory.bytes == 64 * 64
+    assert len(memory.take(1000).rows) == 16
