@@ -373,7 +373,13 @@ def look(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     return found
 
 
-def run(command: Sequence[str], log: Path, *, show: bool = False, **more: str) -> str:
+def run(
+    command: Sequence[str],
+    log: Path,
+    more: Mapping[str, str] | None = None,
+    *,
+    show: bool = False,
+) -> str:
     """The standard output of ``command``; all of it is in ``log``, as it comes.
 
     Args:
