@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def parts(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    for stage in options.stages or STAGES:
+    for stage in STAGES if options.stages is None else options.stages:
         for kind in ("",) if stage == "toy" else options.kinds:
             yield stage, kind
 
@@ -82,12 +82,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vllm-python", default=sys.executable)
     parser.add_argument("--train-python", default=sys.executable)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--stages", nargs="*", choices=[*STAGES], help="only these")
+    parser.add_argument(
+        "--stages",
+        nargs="*",
+        choices=[*STAGES],
+        help="only these; with none, the table",
+    )
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--minutes", type=float, default=4, help="to train the toy")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=512)
+    parser.add_argument("--megabytes", type=float, default=4, help="of text")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--window", type=int, default=64, help="tokens, of the toy's")
     parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
@@ -117,6 +123,7 @@ def toy(options: argparse.Namespace, _: str) -> dict[str, Any]:
             *("--device", options.device, "--minutes", str(options.minutes)),
             *("--hidden", str(options.hidden), "--layers", str(options.layers)),
             *("--vocabulary", str(options.vocabulary), "--batch", str(options.batch)),
+            *("--megabytes", str(options.megabytes)),
             *("--length", str(options.window), "--sample-length", str(options.length)),
             *("--samples", str(options.samples), "--prompts", str(options.prompts)),
         ],
