@@ -33,7 +33,6 @@ from typing import Any
 from specshim.server_process import free_port, last_lines, running, wait_until_healthy
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
 PROMPT = 64  # tokens of held-out text; the target writes the rest
 KINDS = ("right", "stock")
 # A worker in a process of its own: what it is with several GPUs, and what it takes for
@@ -154,7 +153,7 @@ def states(options: argparse.Namespace, kind: str) -> dict[str, Any]:
 
 def train(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     command = [
-        *(options.train_python, str(EXAMPLES / "train.py")),
+        *(options.train_python, str(HERE / "train_drafter.py")),
         *("--speculator-type", "eagle3"),
         *("--verifier-name-or-path", str(options.folder / "toy")),
         *("--data-path", str(data(options, kind, "train")), "--on-missing", "raise"),

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, Qwen3_5ForCausalLM
-from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers import AutoConfig, Qwen3NextForCausalLM
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from specshim.tiny_architectures import ARCHITECTURES
 
@@ -104,12 +104,16 @@ def write_tokenizer(folder: Path, files: list[str], size: int) -> Tokenizer:
 
 
 def write_config(options: argparse.Namespace, folder: Path) -> None:
-    row: dict[str, Any] = dict(ARCHITECTURES["qwen3_5"].config)
+    row: dict[str, Any] = dict(ARCHITECTURES["qwen3_next"].config)
     row |= {
         "vocab_size": options.vocabulary,
         "hidden_size": options.hidden,
         "intermediate_size": 3 * options.hidden,
         "num_hidden_layers": options.layers,
+        # Dense but for the first layer: vLLM's Qwen3-Next wants some experts.
+        "mlp_only_layers": list(range(1, options.layers)),
+        "moe_intermediate_size": options.hidden,
+        "shared_expert_intermediate_size": options.hidden,
         "num_attention_heads": options.hidden // 32,
         "num_key_value_heads": options.hidden // 64,
         "linear_num_key_heads": options.hidden // 128,
@@ -132,10 +136,10 @@ def train(
     write_config(options, options.folder)
     config = AutoConfig.from_pretrained(options.folder)
     # In plain torch a chunk is a loop over its tokens: short ones take fewer kernels.
-    modeling_qwen3_5.torch_chunk_gated_delta_rule = functools.partial(
-        modeling_qwen3_5.torch_chunk_gated_delta_rule, chunk_size=16
+    modeling_qwen3_next.torch_chunk_gated_delta_rule = functools.partial(
+        modeling_qwen3_next.torch_chunk_gated_delta_rule, chunk_size=16
     )
-    model = Qwen3_5ForCausalLM(config).to(options.device, torch.float32)
+    model = Qwen3NextForCausalLM(config).to(options.device, torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     start, step, said = time.monotonic(), 0, 0.0
     limit = options.minutes * 60
