@@ -140,6 +140,7 @@ def train(
         modeling_qwen3_next.torch_chunk_gated_delta_rule, chunk_size=16
     )
     model = Qwen3NextForCausalLM(config).to(options.device, torch.float32)
+    model.set_experts_implementation("eager")  # the others take no autocast
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     start, step, said = time.monotonic(), 0, 0.0
     limit = options.minutes * 60
