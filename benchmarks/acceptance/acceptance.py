@@ -249,6 +249,8 @@ def server(
     model = str(folder / "toy")
     length = max(512, 2 * options.length)
     common = ["--port", str(port), "--max-model-len", str(length), "--enforce-eager"]
+    if options.device == "cpu":  # what its GDN kernels take
+        common += ["--mamba-ssm-cache-dtype", "float32"]
     common += shlex.split(options.server_arguments)
     if kind.startswith("decode"):
         speculation = {
@@ -411,7 +413,7 @@ def run(
                 print(line, end="", flush=True)
     if process.wait():
         print("\n".join(last_lines(log, 30)), file=sys.stderr)
-        end = " ".join(last_lines(log, 1))
+        end = " ".join(" ".join(last_lines(log, 6)).split())
         raise StageFailed(f"{end} | {' '.join(command[:4])} ..., see {log}")
     return "".join(said)
 

@@ -141,13 +141,14 @@ def train(
     )
     model = Qwen3NextForCausalLM(config).to(options.device, torch.float32)
     model.set_experts_implementation("eager")  # the others take no autocast
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    rate = 2e-3 * (128 / options.hidden) ** 0.5
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     start, step, said = time.monotonic(), 0, 0.0
     limit = options.minutes * 60
     while (spent := time.monotonic() - start) < limit:
         # Warm up for 20 steps, then fall with the time that is left.
         factor = min((step + 1) / 20, max(1 - spent / limit, 0.02))
-        optimizer.param_groups[0]["lr"] = 2e-3 * factor
+        optimizer.param_groups[0]["lr"] = rate * factor
         loss = loss_of(model, windows(seen, options.batch, options.length), options)
         optimizer.zero_grad()
         loss.backward()
