@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -332,13 +333,14 @@ def prepare(
     options: argparse.Namespace, kind: str, name: str, samples: Sequence[Any]
 ) -> None:
     """speculators' own prepare-data on rows that are tokens already."""
+    shutil.rmtree(data(options, kind, name), ignore_errors=True)  # of an earlier try
     source = options.folder / f"{kind}-{name}.jsonl"
     source.write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
     command = [
         *speculators(options),
         *("prepare-data", "--model", str(options.folder / "toy")),
         *("--data", str(source), "--output", str(data(options, kind, name))),
-        *("--seq-length", str(options.length), "--overwrite"),
+        *("--seq-length", str(options.length)),
         *("--num-preprocessing-workers", "1"),
     ]
     run(command, options.folder / f"prepare-{kind}-{name}.log")
@@ -413,8 +415,9 @@ def run(
                 print(line, end="", flush=True)
     if process.wait():
         print("\n".join(last_lines(log, 30)), file=sys.stderr)
-        end = " ".join(" ".join(last_lines(log, 6)).split())
-        raise StageFailed(f"{end} | {' '.join(command[:4])} ..., see {log}")
+        end = [line for line in last_lines(log, 400) if "Error: " in line][-1:]
+        text = " | ".join([*end, f"{' '.join(command[:4])} ...", f"see {log}"])
+        raise StageFailed(text)
     return "".join(said)
 
 
