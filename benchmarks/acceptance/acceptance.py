@@ -270,8 +270,32 @@ def server(
     command += SEVERAL_GPUS
     if options.device == "cuda":
         return command, {"SPECSHIM": "0"}
-    repair = "hybrid-zero-states"
-    return command, {"SPECSHIM_ROUTE": "cache", "SPECSHIM_DISABLE": repair}
+    plugin = without_amx(folder / "without-amx")
+    return command, {
+        "SPECSHIM_ROUTE": "cache",
+        "SPECSHIM_DISABLE": "hybrid-zero-states",
+        "PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def without_amx(folder: Path) -> Path:
+    """A vLLM plugin, as an installed package, that denies AMX.
+
+    vLLM's GDN kernel for AMX takes no convolution state with room for drafted tokens,
+    which extraction, being a speculative method, asks for; plain torch's does.
+    """
+    told = folder / "without_amx-1.dist-info"
+    told.mkdir(parents=True, exist_ok=True)
+    (told / "METADATA").write_text("Name: without-amx\nVersion: 1\n")
+    (told / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nwithout_amx = without_amx:register\n"
+    )
+    (folder / "without_amx.py").write_text(
+        "def register():\n"
+        "    import torch\n"
+        "    torch.cpu._is_amx_tile_supported = lambda: False\n"
+    )
+    return folder
 
 
 def environment(options: argparse.Namespace, **more: str) -> dict[str, str]:

@@ -55,7 +55,7 @@ def main() -> None:
     torch.manual_seed(0)
     files = texts(int(options.megabytes * 2**20))
     tokenizer = write_tokenizer(options.folder, files, options.vocabulary)
-    encoded = [tokenizer.encode(text).ids for text in files]
+    encoded = [found.ids for found in tokenizer.encode_batch(files)]
     cut = max(1, len(encoded) // 20)
     heldout, seen = flat(encoded[:cut]), flat(encoded[cut:])
     model = train(options, torch.tensor(seen), torch.tensor(heldout))
