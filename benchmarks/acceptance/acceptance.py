@@ -160,7 +160,7 @@ def train(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         *("--data-path", str(data(options, kind, "train")), "--on-missing", "raise"),
         *("--save-path", str(options.folder / f"drafter-{kind}")),
         *("--epochs", str(options.epochs), "--lr", "1e-3"),
-        *("--checkpoint-freq", str(options.epochs)),
+        *("--checkpoint-freq", "1"),
         *("--total-seq-len", str(options.packed * options.length)),
         *("--num-workers", "0", "--log-freq", "20"),
         *("--ttt-steps", str(options.drafted)),
