@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from importlib.metadata import distributions
 
 import pytest
 
@@ -77,3 +80,19 @@ def test_stocks_worker_is_a_process_of_its_own(tmp_path, monkeypatch):
     assert (off, on) == ({"SPECSHIM": "0"}, {})
     assert stock[-2:] == ["--distributed-executor-backend", "mp"]
     assert right[-2:] == ["--gdn-prefill-backend", "triton"]
+
+
+def test_vllm_finds_the_plugin_that_denies_amx(tmp_path):
+    (found,) = distributions(path=[str(acceptance.without_amx(tmp_path))])
+    (plugin,) = found.entry_points
+    assert (plugin.group, plugin.value) == (
+        "vllm.general_plugins",
+        "without_amx:register",
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", "import without_amx; print(without_amx.register)"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.startswith("<function register"), said.stderr
