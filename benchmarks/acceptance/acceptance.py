@@ -4,10 +4,12 @@ stock vLLM delivers for the same hybrid model.
     python benchmarks/acceptance/acceptance.py --folder F \\
         --vllm-python P --train-python Q
 
-Stages, each skipped where its result is in the folder already: toy, right, stock,
-train, evaluate, decode. Runs in any Python with specshim; ``--vllm-python`` names the
-one with vLLM (0.24.0 has the fault) and specshim, ``--train-python`` that with
-speculators 0.9 and specshim. Nothing is fetched. On the CPU, where stock extraction
+Stages: toy, then states, train, evaluate, decode for each of the two kinds, right and
+stock. Each leaves a JSON in the folder and is skipped where that is there, unless it
+failed. Runs in any Python with specshim; ``--vllm-python`` names the one with vLLM
+(0.24.0 has the fault) and specshim, ``--train-python`` that with speculators 0.9 and
+specshim. Nothing is fetched. Stock's server has its worker in a process of its own, as
+on several GPUs: on one, 0.24.0 is right by luck. On the CPU, where stock extraction
 does not start, specshim's aids for the CPU are in place and its repair of the fault is
 not.
 """
@@ -17,39 +19,61 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specshim.server_process import free_port, running, wait_until_healthy
+from specshim.server_process import free_port, last_lines, running, wait_until_healthy
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
 PROMPT = 64  # tokens of held-out text; the target writes the rest
 KINDS = ("right", "stock")
+# A worker in a process of its own: what it is with several GPUs, and what it takes for
+# vLLM 0.24.0 to show its fault on one.
+SEVERAL_GPUS = ("--distributed-executor-backend", "mp")
 
 
-def main() -> None:
+class StageFailed(Exception):
+    """What a stage says when it can't be done."""
+
+
+def main() -> int:
     options = arguments()
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for stage in (toy, right, stock, train, evaluate, decode):
-        name = stage.__name__
-        done = folder / f"{name}.json"
-        if done.is_file() or (options.stages and name not in options.stages):
+    failed = []
+    for stage, kind in parts(options):
+        name = f"{stage}-{kind}" if kind else stage
+        if known(folder, name).get("failed", True) is None:
             continue
         start = time.monotonic()
-        found = stage(options) or {}
+        found: dict[str, Any] = {"failed": None}
+        try:
+            found |= STAGES[stage](options, kind)
+        except Exception as error:
+            found["failed"] = f"{type(error).__name__}: {error}"
+            failed.append(name)
         found["seconds"] = round(time.monotonic() - start)
-        done.write_text(json.dumps(found, indent=2) + "\n")
+        part = folder / f"{name}.part"
+        part.write_text(json.dumps(found, indent=2) + "\n")
+        part.rename(folder / f"{name}.json")
         print(f"{name}: {json.dumps(found)}", flush=True)
     print(table(folder))
+    return 1 if failed else 0
+
+
+def parts(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for stage in STAGES if options.stages is None else options.stages:
+        for kind in ("",) if stage == "toy" else options.kinds:
+            yield stage, kind
 
 
 def arguments() -> argparse.Namespace:
@@ -58,17 +82,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vllm-python", default=sys.executable)
     parser.add_argument("--train-python", default=sys.executable)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--stages", nargs="*", help="only these")
-    parser.add_argument("--minutes", type=float, default=3, help="to train the toy")
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument(
+        "--stages",
+        nargs="*",
+        choices=[*STAGES],
+        help="only these; with none, the table",
+    )
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
+    parser.add_argument("--minutes", type=float, default=4, help="to train the toy")
+    parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--vocabulary", type=int, default=512)
+    parser.add_argument("--megabytes", type=float, default=4, help="of text")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=192, help="of samples, in tokens")
+    parser.add_argument("--window", type=int, default=64, help="tokens, of the toy's")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
     parser.add_argument("--samples", type=int, default=256, help="for the drafter")
     parser.add_argument("--prompts", type=int, default=32, help="to measure on")
     parser.add_argument("--epochs", type=int, default=4, help="of the drafter")
+    parser.add_argument("--packed", type=int, default=4, help="samples in a step")
     parser.add_argument("--drafted", type=int, default=3, help="tokens per step")
+    parser.add_argument(
+        "--server-arguments", default="", help="more for vLLM, in one string"
+    )
+    parser.add_argument(
+        "--start-seconds", type=float, default=900, help="for a server, at most"
+    )
     return parser.parse_args()
 
 
@@ -77,104 +116,100 @@ def layer_ids(options: argparse.Namespace) -> list[str]:
     return [str(i) for i in (2, options.layers // 2, options.layers - 2)]
 
 
-def toy(options: argparse.Namespace) -> dict[str, Any]:
-    done = run(
+def toy(options: argparse.Namespace, _: str) -> dict[str, Any]:
+    said = run(
         [
             *(options.vllm_python, str(HERE / "toy.py"), str(options.folder / "toy")),
             *("--device", options.device, "--minutes", str(options.minutes)),
             *("--hidden", str(options.hidden), "--layers", str(options.layers)),
             *("--vocabulary", str(options.vocabulary), "--batch", str(options.batch)),
+            *("--megabytes", str(options.megabytes)),
+            *("--length", str(options.window), "--sample-length", str(options.length)),
             *("--samples", str(options.samples), "--prompts", str(options.prompts)),
-            *("--sample-length", str(options.length)),
         ],
         options.folder / "toy.log",
+        show=True,
     )
-    return {"said": done.splitlines()[-1]}
+    return {"said": said.splitlines()[-1]}
 
 
-def right(options: argparse.Namespace) -> dict[str, Any]:
-    """The target's own continuations of held-out prompts, and all states by the tap."""
+def states(options: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """The drafter's samples as ``kind`` delivers them.
+
+    The tap also answers for what is measured on: held-out prompts with the target's own
+    continuations.
+    """
+    prepare(options, kind, "train", rows(options, "train"))
+    with serving(options, kind) as url:
+        generate(options, url, kind, "train")
+        if kind == "right":
+            written = [
+                {"input_ids": ids, "loss_mask": [1] * len(ids)}
+                for ids in continued(url, options)
+            ]
+            prepare(options, kind, "heldout", written)
+            generate(options, url, kind, "heldout")
+    return look(options, kind)
+
+
+def train(options: argparse.Namespace, kind: str) -> dict[str, Any]:
+    command = [
+        *(options.train_python, str(HERE / "train_drafter.py")),
+        *("--speculator-type", "eagle3"),
+        *("--verifier-name-or-path", str(options.folder / "toy")),
+        *("--data-path", str(data(options, kind, "train")), "--on-missing", "raise"),
+        *("--save-path", str(options.folder / f"drafter-{kind}")),
+        *("--epochs", str(options.epochs), "--lr", "1e-3"),
+        *("--checkpoint-freq", "1"),
+        *("--total-seq-len", str(options.packed * options.length)),
+        *("--num-workers", "0", "--log-freq", "20"),
+        *("--ttt-steps", str(options.drafted)),
+        *("--target-layer-ids", *layer_ids(options)),
+        *("--no-resume-from-checkpoint", "--hidden-states-dtype", "float32"),
+        *("--draft-attn-impl", "eager", "--loss-implementation", "eager"),
+    ]
+    # Without SPECSHIM=0 the guard would refuse what stock delivers.
+    off = {"SPECSHIM": "0"} if kind == "stock" else {}
+    run(command, options.folder / f"train-{kind}.log", UNCOMPILED | off)
+    return {"checkpoint": str(checkpoint(options, kind))}
+
+
+def evaluate(options: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """The drafter on right states of the target's own text."""
+    command = [
+        *(options.train_python, str(HERE / "evaluate.py")),
+        *(str(checkpoint(options, kind)), str(options.folder / "toy")),
+        *(str(data(options, "right", "heldout") / "hidden_states"),),
+        *("--written-from", str(PROMPT), "--drafted", str(options.drafted)),
+    ]
+    said = run(command, options.folder / f"evaluate-{kind}.log", UNCOMPILED)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def decode(options: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """The drafter at work in vLLM, which counts what it accepts."""
+    with serving(options, f"decode-{kind}") as url:
+        continued(url, options)
+        return accepted(url)
+
+
+STAGES: dict[str, Callable[[argparse.Namespace, str], dict[str, Any]]] = {
+    stage.__name__: stage for stage in (toy, states, train, evaluate, decode)
+}
+# Compiling a drafter of this size takes longer than what it saves.
+UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1"}
+
+
+def data(options: argparse.Namespace, kind: str, name: str) -> Path:
+    """Prepared samples; their states are in ``hidden_states``, where train looks."""
     folder: Path = options.folder
-    rows = [json.loads(line) for line in lines(folder / "toy" / "heldout.jsonl")]
-    prompts = [row["input_ids"][:PROMPT] for row in rows]
-    with serving(options, "right") as url:
-        written = [
-            {"input_ids": ids, "loss_mask": [1] * len(ids)}
-            for ids in continued(url, prompts, options)
-        ]
-        for name, samples in (
-            ("train", [json.loads(x) for x in lines(folder / "toy" / "train.jsonl")]),
-            ("heldout", written),
-        ):
-            prepare(options, name, samples)
-            generate(options, url, name, folder / "right" / name)
-    return look(options, "right")
+    return folder / f"states-{kind}" / name
 
 
-def stock(options: argparse.Namespace) -> dict[str, Any]:
-    """The same samples' states as stock delivers them."""
-    with serving(options, "stock") as url:
-        generate(options, url, "train", options.folder / "stock" / "train")
-    return look(options, "stock")
-
-
-def train(options: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for kind in KINDS:
-        data = options.folder / "data" / "train"
-        cache = data / "hidden_states"  # where the trainer looks for them
-        cache.unlink(missing_ok=True)
-        cache.symlink_to((options.folder / kind / "train").resolve())
-        command = [
-            *(options.train_python, str(EXAMPLES / "train.py")),
-            *("--speculator-type", "eagle3"),
-            *("--verifier-name-or-path", str(options.folder / "toy")),
-            *("--data-path", str(data), "--on-missing", "raise"),
-            *("--save-path", str(options.folder / f"drafter-{kind}")),
-            *("--epochs", str(options.epochs), "--lr", "1e-3"),
-            *("--checkpoint-freq", str(options.epochs)),
-            *("--total-seq-len", str(4 * options.length), "--num-workers", "0"),
-            *("--ttt-steps", str(options.drafted), "--log-freq", "20"),
-            *("--target-layer-ids", *layer_ids(options)),
-            *("--no-resume-from-checkpoint", "--hidden-states-dtype", "float32"),
-            *("--draft-attn-impl", "eager", "--loss-implementation", "eager"),
-        ]
-        # Without specshim the guard would refuse what stock delivers.
-        off = {"SPECSHIM": "0"} if kind == "stock" else {}
-        run(command, options.folder / f"train-{kind}.log", **off)
-        found[kind] = str(checkpoint(options, kind))
-    return found
-
-
-def evaluate(options: argparse.Namespace) -> dict[str, Any]:
-    """Both drafters on right states of the target's own text."""
-    found = {}
-    for kind in KINDS:
-        command = [
-            *(options.train_python, str(HERE / "evaluate.py")),
-            *(str(checkpoint(options, kind)), str(options.folder / "toy")),
-            *(str(options.folder / "right" / "heldout"), "--written-from", str(PROMPT)),
-            *("--drafted", str(options.drafted)),
-        ]
-        said = run(command, options.folder / f"evaluate-{kind}.log")
-        found[kind] = json.loads(said.splitlines()[-1])
-    return found
-
-
-def decode(options: argparse.Namespace) -> dict[str, Any]:
-    """Both drafters at work in vLLM, which counts what it accepts."""
-    rows = [json.loads(x) for x in lines(options.folder / "toy" / "heldout.jsonl")]
-    prompts = [row["input_ids"][:PROMPT] for row in rows]
-    found: dict[str, Any] = {}
-    for kind in KINDS:
-        try:
-            with serving(options, f"decode-{kind}") as url:
-                continued(url, prompts, options)
-                found[kind] = accepted(url)
-        except Exception as error:
-            # vLLM's CPU build may not decode speculatively; the log says why.
-            found[kind] = {"failed": f"{type(error).__name__}: {error}"}
-    return found
+def rows(options: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    text = (options.folder / "toy" / f"{name}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def checkpoint(options: argparse.Namespace, kind: str) -> Path:
@@ -186,39 +221,81 @@ def checkpoint(options: argparse.Namespace, kind: str) -> Path:
 
 @contextmanager
 def serving(options: argparse.Namespace, kind: str) -> Iterator[str]:
-    folder: Path = options.folder
+    """The address of a server that extracts states, or that decodes with a drafter.
+
+    Raises:
+        StageFailed: the server, or what was asked of it, failed.
+    """
     port = free_port()
+    log = options.folder / f"serve-{kind}.log"
+    command, variables = server(options, kind, port)
+    with running(command, log, environment(options, **variables)) as process:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            wait_until_healthy(process, url, options.start_seconds)
+            yield url
+        except StageFailed:
+            raise
+        except Exception as error:
+            why = [line for line in last_lines(log, 400) if "Error: " in line][-1:]
+            text = " | ".join([str(error), *why, f"see {log}"])
+            raise StageFailed(text) from error
+
+
+def server(
+    options: argparse.Namespace, kind: str, port: int
+) -> tuple[list[str], dict[str, str]]:
+    """Command line and variables of the server of ``kind``."""
+    folder: Path = options.folder
     model = str(folder / "toy")
     length = max(512, 2 * options.length)
     common = ["--port", str(port), "--max-model-len", str(length), "--enforce-eager"]
-    python, variables = options.vllm_python, {}
+    if options.device == "cpu":  # what its GDN kernels take
+        common += ["--mamba-ssm-cache-dtype", "float32"]
+    common += shlex.split(options.server_arguments)
     if kind.startswith("decode"):
-        drafter = checkpoint(options, kind.removeprefix("decode-"))
         speculation = {
             "method": "eagle3",
-            "model": str(drafter),
+            "model": str(checkpoint(options, kind.removeprefix("decode-"))),
             "num_speculative_tokens": options.drafted,
         }
         module = "vllm.entrypoints.openai.api_server"
-        command = [python, "-m", module, "--model", model, *common]
-        command += ["--speculative-config", json.dumps(speculation)]
-    else:
-        command = [python, "-m", "specshim.launch_vllm", model]
-        command += ["--hidden-states-path", str(folder / "served")]
-        command += ["--target-layer-ids", *layer_ids(options)]
-        if kind == "stock" and options.device == "cuda":
-            variables = {"SPECSHIM": "0"}
-        elif kind == "stock":
-            variables = {
-                "SPECSHIM_ROUTE": "cache",
-                "SPECSHIM_DISABLE": "hybrid-zero-states",
-            }
-        command += ["--", *common]
-    log = folder / f"serve-{kind}.log"
-    with running(command, log, environment(options, **variables)) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_healthy(process, url, 300)
-        yield url
+        command = [options.vllm_python, "-m", module, "--model", model, *common]
+        return [*command, "--speculative-config", json.dumps(speculation)], {}
+    command = [options.vllm_python, "-m", "specshim.launch_vllm", model]
+    command += ["--hidden-states-path", str(folder / f"served-{kind}")]
+    command += ["--target-layer-ids", *layer_ids(options), "--", *common]
+    if kind == "right":
+        return command, {}
+    command += SEVERAL_GPUS
+    if options.device == "cuda":
+        return command, {"SPECSHIM": "0"}
+    plugin = without_amx(folder / "without-amx")
+    return command, {
+        "SPECSHIM_ROUTE": "cache",
+        "SPECSHIM_DISABLE": "hybrid-zero-states",
+        "PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def without_amx(folder: Path) -> Path:
+    """A vLLM plugin, as an installed package, that denies AMX.
+
+    vLLM's GDN kernel for AMX takes no convolution state with room for drafted tokens,
+    which extraction, being a speculative method, asks for; plain torch's does.
+    """
+    told = folder / "without_amx-1.dist-info"
+    told.mkdir(parents=True, exist_ok=True)
+    (told / "METADATA").write_text("Name: without-amx\nVersion: 1\n")
+    (told / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nwithout_amx = without_amx:register\n"
+    )
+    (folder / "without_amx.py").write_text(
+        "def register():\n"
+        "    import torch\n"
+        "    torch.cpu._is_amx_tile_supported = lambda: False\n"
+    )
+    return folder
 
 
 def environment(options: argparse.Namespace, **more: str) -> dict[str, str]:
@@ -228,10 +305,9 @@ def environment(options: argparse.Namespace, **more: str) -> dict[str, str]:
     return found
 
 
-def continued(
-    url: str, prompts: Sequence[list[int]], options: argparse.Namespace
-) -> list[list[int]]:
-    """Prompts with what the target writes after them, greedily."""
+def continued(url: str, options: argparse.Namespace) -> list[list[int]]:
+    """Held-out prompts with what the target writes after them, greedily."""
+    prompts = [row["input_ids"][:PROMPT] for row in rows(options, "heldout")]
 
     def one(prompt: list[int]) -> list[int]:
         body = {
@@ -250,48 +326,63 @@ def continued(
         with urllib.request.urlopen(request, timeout=600) as answer:
             return [*prompt, *json.load(answer)["choices"][0]["token_ids"]]
 
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(16) as pool:
         return list(pool.map(one, prompts))
 
 
 def accepted(url: str) -> dict[str, float]:
     """vLLM's own count: accepted tokens per drafting step, and the target's own."""
-    counts: dict[str, float] = {}
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
-        for line in answer.read().decode().splitlines():
-            for name in ("num_drafts", "num_accepted_tokens"):
-                if line.startswith(f"vllm:spec_decode_{name}_total"):
-                    counts[name] = counts.get(name, 0) + float(line.split()[-1])
-    return {
-        "length": 1 + counts["num_accepted_tokens"] / counts["num_drafts"],
-        "drafts": counts["num_drafts"],
-    }
+        return counted(answer.read().decode())
 
 
-def prepare(options: argparse.Namespace, name: str, samples: list[Any]) -> None:
+def counted(metrics: str) -> dict[str, float]:
+    """Acceptance length from the text of vLLM's /metrics.
+
+    Raises:
+        StageFailed: nothing was drafted.
+    """
+    counts = {"num_drafts": 0.0, "num_accepted_tokens": 0.0}
+    for line in metrics.splitlines():
+        for name in counts:
+            if line.startswith(f"vllm:spec_decode_{name}_total"):
+                counts[name] += float(line.split()[-1])
+    drafts = counts["num_drafts"]
+    if not drafts:
+        raise StageFailed("vLLM drafted nothing")
+    return {"length": 1 + counts["num_accepted_tokens"] / drafts, "drafts": drafts}
+
+
+def prepare(
+    options: argparse.Namespace, kind: str, name: str, samples: Sequence[Any]
+) -> None:
     """speculators' own prepare-data on rows that are tokens already."""
-    source = options.folder / f"{name}.jsonl"
+    shutil.rmtree(data(options, kind, name), ignore_errors=True)  # of an earlier try
+    source = options.folder / f"{kind}-{name}.jsonl"
     source.write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
     command = [
         *speculators(options),
         *("prepare-data", "--model", str(options.folder / "toy")),
-        *("--data", str(source), "--output", str(options.folder / "data" / name)),
-        *("--seq-length", str(options.length), "--overwrite"),
+        *("--data", str(source), "--output", str(data(options, kind, name))),
+        *("--seq-length", str(options.length)),
         *("--num-preprocessing-workers", "1"),
     ]
-    run(command, options.folder / f"prepare-{name}.log")
+    run(command, options.folder / f"prepare-{kind}-{name}.log")
 
 
-def generate(options: argparse.Namespace, url: str, name: str, output: Path) -> None:
+def generate(options: argparse.Namespace, url: str, kind: str, name: str) -> None:
     """speculators' own generation of the states of ``name``, as files."""
+    folder = data(options, kind, name)
     command = [
         *speculators(options),
         *("generate-offline-data", "--model", str(options.folder / "toy")),
         *("--endpoint", f"{url}/v1", "--concurrency", "8"),
-        *("--preprocessed-data", str(options.folder / "data" / name)),
-        *("--output", str(output)),
+        *("--preprocessed-data", str(folder)),
+        *("--output", str(folder / "hidden_states")),
     ]
-    run(command, options.folder / f"generate-{output.parent.name}-{name}.log")
+    # Without SPECSHIM=0 the guard would refuse what stock delivers.
+    off = {"SPECSHIM": "0"} if kind == "stock" else {}
+    run(command, options.folder / f"generate-{kind}-{name}.log", off)
 
 
 def speculators(options: argparse.Namespace) -> list[str]:
@@ -308,7 +399,7 @@ def look(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         "print(json.dumps({'files': len(files), 'rows': sum(map(len, states)),\n"
         "    'zero_rows': sum(int((s == 0).all(-1).all(-1).sum()) for s in states)}))"
     )
-    folder = options.folder / kind / "train"
+    folder = data(options, kind, "train") / "hidden_states"
     command = [options.train_python, "-c", script, str(folder)]
     found: dict[str, Any] = json.loads(
         run(command, options.folder / f"look-{kind}.log").splitlines()[-1]
@@ -316,44 +407,76 @@ def look(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     return found
 
 
-def run(command: Sequence[str], log: Path, **more: str) -> str:
-    """The standard output of ``command``; all of it is in ``log``.
+def run(
+    command: Sequence[str],
+    log: Path,
+    more: Mapping[str, str] | None = None,
+    *,
+    show: bool = False,
+) -> str:
+    """The standard output of ``command``; all of it is in ``log``, as it comes.
+
+    Args:
+        more: variables of the environment.
+        show: print the lines of the standard output, too.
 
     Raises:
-        SystemExit: it failed; the end of the log is shown.
+        StageFailed: it failed; the end of the log is shown.
     """
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1", **more}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    log.write_text(done.stdout + done.stderr)
-    if done.returncode:
-        end = "\n".join(log.read_text().splitlines()[-30:])
-        raise SystemExit(f"{end}\n{' '.join(command[:6])} ... failed, see {log}")
-    return done.stdout
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    variables |= more or {}
+    said = []
+    with log.open("a") as errors, log.open("a") as output:
+        process = subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            output.write(line)
+            output.flush()
+            if show:
+                print(line, end="", flush=True)
+    if process.wait():
+        print("\n".join(last_lines(log, 30)), file=sys.stderr)
+        end = [line for line in last_lines(log, 400) if "Error: " in line][-1:]
+        text = " | ".join([*end, f"{' '.join(command[:4])} ...", f"see {log}"])
+        raise StageFailed(text)
+    return "".join(said)
 
 
-def lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
+def known(folder: Path, name: str) -> dict[str, Any]:
+    """What a part has left; nothing if it has not run."""
+    path = folder / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
 
 
 def table(folder: Path) -> str:
     """What there is so far, a line per drafter."""
-    known = {
-        stage: json.loads((folder / f"{stage}.json").read_text())
-        for stage in ("right", "stock", "evaluate", "decode")
-        if (folder / f"{stage}.json").is_file()
-    }
-    text = ["states  zero rows     acceptance length  first, second, ...  in vLLM"]
+    text = [
+        "Stock's worker is a process of its own, as on several GPUs.",
+        "states  zero rows     acceptance length  first, second, ...  in vLLM",
+    ]
     for kind in KINDS:
-        rows = known.get(kind, {})
-        zero = f"{rows.get('zero_rows', '?')}/{rows.get('rows', '?')}"
-        measured = known.get("evaluate", {}).get(kind, {})
+        files, measured, decoded = (
+            known(folder, f"{stage}-{kind}")
+            for stage in ("states", "evaluate", "decode")
+        )
+        zero = f"{files.get('zero_rows', '?')}/{files.get('rows', '?')}"
         rates = " ".join(f"{rate:.1%}" for rate in measured.get("rates", []))
-        length = f"{measured['length']:.2f}" if measured else "?"
-        decoded = known.get("decode", {}).get(kind, {})
-        vllm = f"{decoded['length']:.2f}" if "length" in decoded else "?"
-        text.append(f"{kind:6}  {zero:12}  {length:>17}  {rates:18}  {vllm}")
+        text.append(
+            f"{kind:6}  {zero:12}  {length(measured):>17}  {rates:18}  "
+            f"{length(decoded)}"
+        )
     return "\n".join(text)
 
 
+def length(found: dict[str, Any]) -> str:
+    if found.get("failed"):
+        return "failed"
+    return f"{found['length']:.2f}" if "length" in found else "?"
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from norm_gain import mind_the_gain  # type: ignore[import-not-found]
 from safetensors.torch import load_file
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3.core import Eagle3DraftModel
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--written-from", type=int, required=True)
     parser.add_argument("--drafted", type=int, default=3)
     options = parser.parse_args()
+    mind_the_gain()
     config = Eagle3DraftModel.config_class.from_pretrained(options.checkpoint)
     config.transformer_layer_config._attn_implementation = "eager"
     model = Eagle3DraftModel.from_pretrained(
@@ -38,8 +41,10 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device, torch.float32).eval()
     right, total = torch.zeros(options.drafted), torch.zeros(options.drafted)
+    agreed: list[bool] = []
     for path in sorted(options.samples.glob("hs_*.safetensors")):
         batch = as_batch(path, options.written_from, device)
+        agreed += choices(model, path, options.written_from, device)
         with torch.no_grad():
             *_, metrics = model(
                 **batch,
@@ -50,7 +55,20 @@ def main() -> None:
             right[step] += metrics[f"full_acc_{step}_sum"].cpu()
             total[step] += metrics[f"full_acc_{step}_total"].cpu()
     rates = (right / total).tolist()
-    print(json.dumps({"length": 1 + sum(rates), "rates": rates, "of": int(total[0])}))
+    found = {"length": 1 + sum(rates), "rates": rates, "of": int(total[0])}
+    print(json.dumps(found | {"target_agrees": sum(agreed) / len(agreed)}))
+
+
+def choices(model: Any, path: Path, written_from: int, device: str) -> list[bool]:
+    """Whether the target's head, on the last layer's rows, names what it has written.
+
+    If it often does not, the states, or the norm and the head on them, are wrong.
+    """
+    sample = load_file(path)
+    rows = sample["hidden_states"][written_from - 1 : -1, -1].float().to(device)
+    with torch.no_grad():
+        named = model.verifier_lm_head(model.verifier_norm(rows)).argmax(-1).cpu()
+    return [bool(same) for same in named == sample["token_ids"][written_from:]]
 
 
 def as_batch(path: Path, written_from: int, device: str) -> dict[str, torch.Tensor]:
