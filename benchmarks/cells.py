@@ -47,7 +47,7 @@ class Shape:
     new_since: str = "0"
     weights_gib: float = 0.1
     kv_gib: float = 1.0
-    tokens: int = 131_072
+    tokens: int = 262_144
     options: Mapping[str, Any] = field(default_factory=dict)
     old_options: Mapping[str, Any] = field(default_factory=dict)
 
