@@ -100,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=256, help="for the drafter")
     parser.add_argument("--prompts", type=int, default=16, help="to measure on")
     parser.add_argument("--epochs", type=int, default=4, help="of the drafter")
+    parser.add_argument("--rate", type=float, default=2e-3, help="of learning, its")
     parser.add_argument("--packed", type=int, default=4, help="samples in a step")
     parser.add_argument("--drafted", type=int, default=3, help="tokens per step")
     parser.add_argument(
@@ -155,7 +156,7 @@ def train(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         *("--verifier-name-or-path", str(options.folder / "toy")),
         *("--data-path", str(data(options, kind, "train")), "--on-missing", "raise"),
         *("--save-path", str(options.folder / f"drafter-{kind}")),
-        *("--epochs", str(options.epochs), "--lr", "1e-3"),
+        *("--epochs", str(options.epochs), "--lr", str(options.rate)),
         *("--checkpoint-freq", "1"),
         *("--total-seq-len", str(options.packed * options.length)),
         *("--num-workers", "0", "--log-freq", "20"),
