@@ -229,9 +229,14 @@ def serving(options: argparse.Namespace, kind: str) -> Iterator[str]:
         except StageFailed:
             raise
         except Exception as error:
-            why = [line for line in last_lines(log, 400) if "Error: " in line][-1:]
-            text = " | ".join([str(error), *why, f"see {log}"])
+            text = " | ".join([str(error), *cause(log), f"see {log}"])
             raise StageFailed(text) from error
+
+
+def cause(log: Path) -> list[str]:
+    """The first error that the server's log names, where it names one."""
+    lines = [line for line in last_lines(log, 4000) if "Error: " in line]
+    return ([line for line in lines if "ERROR" in line] or lines[-1:])[:1]
 
 
 def server(
