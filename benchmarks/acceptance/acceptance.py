@@ -34,7 +34,7 @@ from typing import Any
 from specshim.server_process import free_port, last_lines, running, wait_until_healthy
 
 HERE = Path(__file__).parent
-PROMPT = 64  # tokens of held-out text; the target writes the rest
+PROMPT = 64  # tokens of held-out text, as in toy.py; the target writes the rest
 KINDS = ("right", "stock")
 # A worker in a process of its own: what it is with several GPUs, and what it takes for
 # vLLM 0.24.0 to show its fault on one.
@@ -98,8 +98,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=64, help="tokens, of the toy's")
     parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
     parser.add_argument("--samples", type=int, default=256, help="for the drafter")
-    parser.add_argument("--prompts", type=int, default=32, help="to measure on")
+    parser.add_argument("--prompts", type=int, default=16, help="to measure on")
     parser.add_argument("--epochs", type=int, default=4, help="of the drafter")
+    parser.add_argument("--rate", type=float, default=2e-3, help="of learning, its")
     parser.add_argument("--packed", type=int, default=4, help="samples in a step")
     parser.add_argument("--drafted", type=int, default=3, help="tokens per step")
     parser.add_argument(
@@ -136,19 +137,15 @@ def toy(options: argparse.Namespace, _: str) -> dict[str, Any]:
 def states(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     """The drafter's samples as ``kind`` delivers them.
 
-    The tap also answers for what is measured on: held-out prompts with the target's own
-    continuations.
+    The tap also answers for what is measured on: held-out prompts with what the target
+    writes after them.
     """
-    prepare(options, kind, "train", rows(options, "train"))
+    names = ("train", "heldout") if kind == "right" else ("train",)
+    for name in names:
+        prepare(options, kind, name)
     with serving(options, kind) as url:
-        generate(options, url, kind, "train")
-        if kind == "right":
-            written = [
-                {"input_ids": ids, "loss_mask": [1] * len(ids)}
-                for ids in continued(url, options)
-            ]
-            prepare(options, kind, "heldout", written)
-            generate(options, url, kind, "heldout")
+        for name in names:
+            generate(options, url, kind, name)
     return look(options, kind)
 
 
@@ -159,7 +156,7 @@ def train(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         *("--verifier-name-or-path", str(options.folder / "toy")),
         *("--data-path", str(data(options, kind, "train")), "--on-missing", "raise"),
         *("--save-path", str(options.folder / f"drafter-{kind}")),
-        *("--epochs", str(options.epochs), "--lr", "1e-3"),
+        *("--epochs", str(options.epochs), "--lr", str(options.rate)),
         *("--checkpoint-freq", "1"),
         *("--total-seq-len", str(options.packed * options.length)),
         *("--num-workers", "0", "--log-freq", "20"),
@@ -190,7 +187,7 @@ def evaluate(options: argparse.Namespace, kind: str) -> dict[str, Any]:
 def decode(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     """The drafter at work in vLLM, which counts what it accepts."""
     with serving(options, f"decode-{kind}") as url:
-        continued(url, options)
+        ask(url, options)
         return accepted(url)
 
 
@@ -205,11 +202,6 @@ def data(options: argparse.Namespace, kind: str, name: str) -> Path:
     """Prepared samples; their states are in ``hidden_states``, where train looks."""
     folder: Path = options.folder
     return folder / f"states-{kind}" / name
-
-
-def rows(options: argparse.Namespace, name: str) -> list[dict[str, Any]]:
-    text = (options.folder / "toy" / f"{name}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def checkpoint(options: argparse.Namespace, kind: str) -> Path:
@@ -237,9 +229,14 @@ def serving(options: argparse.Namespace, kind: str) -> Iterator[str]:
         except StageFailed:
             raise
         except Exception as error:
-            why = [line for line in last_lines(log, 400) if "Error: " in line][-1:]
-            text = " | ".join([str(error), *why, f"see {log}"])
+            text = " | ".join([str(error), *cause(log), f"see {log}"])
             raise StageFailed(text) from error
+
+
+def cause(log: Path) -> list[str]:
+    """The first error that the server's log names, where it names one."""
+    lines = [line for line in last_lines(log, 4000) if "Error: " in line]
+    return ([line for line in lines if "ERROR" in line] or lines[-1:])[:1]
 
 
 def server(
@@ -305,18 +302,18 @@ def environment(options: argparse.Namespace, **more: str) -> dict[str, str]:
     return found
 
 
-def continued(url: str, options: argparse.Namespace) -> list[list[int]]:
-    """Held-out prompts with what the target writes after them, greedily."""
-    prompts = [row["input_ids"][:PROMPT] for row in rows(options, "heldout")]
+def ask(url: str, options: argparse.Namespace) -> None:
+    """Have the target go on from the held-out prompts, greedily."""
+    text = (options.folder / "toy" / "heldout.jsonl").read_text()
+    prompts = [json.loads(row)["input_ids"][:PROMPT] for row in text.splitlines()]
 
-    def one(prompt: list[int]) -> list[int]:
+    def one(prompt: list[int]) -> None:
         body = {
             "model": str(options.folder / "toy"),
             "prompt": prompt,
             "max_tokens": options.length - PROMPT,
             "temperature": 0,
             "ignore_eos": True,
-            "return_token_ids": True,
         }
         request = urllib.request.Request(
             f"{url}/v1/completions",
@@ -324,10 +321,10 @@ def continued(url: str, options: argparse.Namespace) -> list[list[int]]:
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=600) as answer:
-            return [*prompt, *json.load(answer)["choices"][0]["token_ids"]]
+            answer.read()
 
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(one, prompts))
+        list(pool.map(one, prompts))
 
 
 def accepted(url: str) -> dict[str, float]:
@@ -353,13 +350,10 @@ def counted(metrics: str) -> dict[str, float]:
     return {"length": 1 + counts["num_accepted_tokens"] / drafts, "drafts": drafts}
 
 
-def prepare(
-    options: argparse.Namespace, kind: str, name: str, samples: Sequence[Any]
-) -> None:
+def prepare(options: argparse.Namespace, kind: str, name: str) -> None:
     """speculators' own prepare-data on rows that are tokens already."""
     shutil.rmtree(data(options, kind, name), ignore_errors=True)  # of an earlier try
-    source = options.folder / f"{kind}-{name}.jsonl"
-    source.write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
+    source = options.folder / "toy" / f"{name}.jsonl"
     command = [
         *speculators(options),
         *("prepare-data", "--model", str(options.folder / "toy")),

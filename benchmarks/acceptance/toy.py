@@ -1,7 +1,8 @@
 """Trains a small Gated DeltaNet hybrid on the source of Python's standard library.
 
 Runs where vLLM is installed; writes the model, its tokenizer and windows of text as
-token ids (train.jsonl for the drafter, heldout.jsonl for prompts).
+token ids: train.jsonl for the drafter, and heldout.jsonl, whose windows begin with
+held-out text and go on with what the model writes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from specshim.tiny_architectures import ARCHITECTURES
 
+PROMPT = 64  # tokens of held-out text; the model writes the rest
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<mask>"]
 SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -48,7 +50,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--samples", type=int, default=256, help="for the drafter")
     parser.add_argument("--sample-length", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=16)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     random.seed(0)
@@ -64,8 +66,25 @@ def main() -> None:
     write_config(options, options.folder)
     (options.folder / "generation_config.json").unlink(missing_ok=True)
     length = options.sample_length
-    write_windows(options.folder / "train.jsonl", seen, options.samples, length)
-    write_windows(options.folder / "heldout.jsonl", heldout, options.prompts, length)
+    samples = windows(torch.tensor(seen), options.samples, length - 1)
+    write_rows(options.folder / "train.jsonl", samples.tolist())
+    prompts = windows(torch.tensor(heldout), options.prompts, PROMPT - 1)
+    write_rows(options.folder / "heldout.jsonl", continued(model, prompts, length))
+
+
+def continued(model: Any, prompts: torch.Tensor, length: int) -> list[list[int]]:
+    """``prompts`` with what the model writes after them, greedily, to ``length``.
+
+    Here and not by the server: vLLM 0.24.0's CPU build writes nonsense after the first
+    token of a GDN model.
+    """
+    tokens = prompts.to(model.device)
+    with torch.no_grad():
+        while tokens.shape[1] < length:
+            best = model(input_ids=tokens, logits_to_keep=1).logits[:, -1].argmax(-1)
+            tokens = torch.cat([tokens, best.unsqueeze(1)], dim=1)
+    found: list[list[int]] = tokens.tolist()
+    return found
 
 
 def texts(size: int) -> list[str]:
@@ -180,11 +199,9 @@ def windows(tokens: torch.Tensor, count: int, length: int) -> torch.Tensor:
     return torch.stack([tokens[start : start + length + 1] for start in starts])
 
 
-def write_windows(path: Path, tokens: list[int], count: int, length: int) -> None:
-    with path.open("w") as file:
-        for window in windows(torch.tensor(tokens), count, length - 1).tolist():
-            row = {"input_ids": window, "loss_mask": [1] * length}
-            file.write(json.dumps(row) + "\n")
+def write_rows(path: Path, samples: list[list[int]]) -> None:
+    rows = [{"input_ids": ids, "loss_mask": [1] * len(ids)} for ids in samples]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 if __name__ == "__main__":
