@@ -178,7 +178,8 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         raise_file_limit(self._config.scheduler_config.max_num_seqs)
         sink = self._outlet.sink(taps)
         settings = self._outlet.settings(taps, sync=self._sync)
-        self._worker = TapWorker(taps, sink, settings)
+        here = TapConnector.schedulers  # made after this, if in the same process
+        self._worker = TapWorker(taps, sink, settings, lambda: bool(here))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Before the forward of a step."""
@@ -298,6 +299,10 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         from vllm.v1.request import RequestStatus
 
         assert self._samples is not None
+        worker = self._worker_here()
+        if worker is not None:
+            assert worker._worker is not None
+            worker._worker.wait_for_file(self._samples.told_with(request.request_id))
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         parameters = self._samples.finish(
             request.request_id, request.all_token_ids, aborted
@@ -322,18 +327,23 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _hand_over_in_process(self) -> None:
         """Where engine and worker share a process, no later step may come (C4)."""
-        if not has_kv_transfer_group():
-            return
-        group: Any = get_kv_transfer_group()
-        all_of_it = getattr(group, "_connectors", [group])  # a MultiConnector's
-        ours = (one for one in all_of_it if isinstance(one, TapConnector))
-        connector = next(ours, None)
-        if connector is None or connector._worker is None:
+        connector = self._worker_here()
+        if connector is None:
             return
         if connector._unhandled() is not None:
             return  # it may open the very sample; what has ended goes with the next
-        assert self._samples is not None
+        assert self._samples is not None and connector._worker is not None
         connector._worker.step(self._samples.take_ended())
+
+    @staticmethod
+    def _worker_here() -> TapConnector | None:
+        """The worker's half, where engine and worker share a process."""
+        if not has_kv_transfer_group():
+            return None
+        group: Any = get_kv_transfer_group()
+        all_of_it = getattr(group, "_connectors", [group])  # a MultiConnector's
+        ours = (one for one in all_of_it if isinstance(one, TapConnector))
+        return next((one for one in ours if one._worker is not None), None)
 
 
 def _why() -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from specshim.tap.opening import Opening
 from specshim.tap.samples import Opened, log_failure
 from specshim.tap.sink import SampleWriter
 
@@ -54,6 +55,11 @@ class OutgoingSample:
         """Whether no more rows are wanted; for the forward's thread."""
         return self._ended
 
+    def wait_until_open(self) -> None:
+        """Return when the sample's file is there, or is known to fail."""
+        if isinstance(self._writer, Opening):
+            self._writer.wait()
+
     def add(self) -> None:
         """One more piece is on its way."""
         with self._lock:
@@ -80,6 +86,11 @@ class OutgoingSample:
                 self._writer.ending()  # under the lock, so before the last piece's end
         if last:
             self._run(self._finish, self._writer.ending)
+
+    def fail(self, reason: str) -> None:
+        """There will be no sample, whatever comes; for any thread."""
+        with self._lock:
+            self._fail(reason)
 
     def write(self, start: int, piece: memoryview) -> None:
         """Hand rows to the sink."""

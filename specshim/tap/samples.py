@@ -265,6 +265,10 @@ class Samples:
                     sample.failure = reason  # which the worker has logged
                     self._drop(request_id, reason)
 
+    def told_with(self, request_id: str) -> str:
+        """The request whose sample the response of this one tells."""
+        return self._shared.get(request_id, request_id)
+
     def wants_rows(self, request_id: str) -> bool:
         """Whether rows of a request that come now belong to a sample.
 

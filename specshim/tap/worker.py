@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import OrderedDict, deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 from specshim.tap.backlog import Backlog
+from specshim.tap.opening import Opening
 from specshim.tap.outgoing import Job, OutgoingSample
+from specshim.tap.pieces import Countdown, Piece, within, write_pieces
 from specshim.tap.rows import RowsUnknown, batch_rows
 from specshim.tap.samples import Closed, Opened, StepSamples, log_failure, remember
-from specshim.tap.sink import Sink
+from specshim.tap.sink import SampleWriter, Sink
 from specshim.tap.snapshot import HostRows, Snapshots
 from specshim.tap.taps import Taps
-
-_NOT_TAPPED = (
-    "the taps did not run exactly once in the forward that computed its rows, so what "
-    "the buffer holds is not this request's; was a compiled graph without taps reused? "
-    "Remove vLLM's compile cache and restart the server"
-)
 
 _WITHDRAWABLE = 1024  # samples whose request may still turn out to have been left
 
@@ -43,9 +39,22 @@ class TapWorker:
     """Follows the steps of the worker that owns the rows.
 
     That is tensor-parallel rank 0, in each stage of a pipeline.
+
+    Args:
+        taps: of its model.
+        sink: where samples go.
+        settings: bounds of the writing side.
+        opens_later: whether who tells clients of a sample calls :meth:`wait_for_file`
+            before; then the forward's thread need not wait for files to be opened.
     """
 
-    def __init__(self, taps: Taps, sink: Sink, settings: WorkerSettings) -> None:
+    def __init__(
+        self,
+        taps: Taps,
+        sink: Sink,
+        settings: WorkerSettings,
+        opens_later: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._taps = taps
         self._sink = sink
         self._settings = settings
@@ -56,6 +65,8 @@ class TapWorker:
         self._by_path: WeakValueDictionary[str, OutgoingSample] = WeakValueDictionary()
         self._told: OrderedDict[int, OutgoingSample] = OrderedDict()  # the latest
         self._failed: deque[tuple[int, str]] = deque()  # appended to by all threads
+        self._opens_later = opens_later
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="specshim-opener")
         self._pool = ThreadPoolExecutor(
             settings.threads,
             thread_name_prefix="specshim-writer",
@@ -117,19 +128,33 @@ class TapWorker:
                     "another hidden_states_path",
                 )
                 return
+        opening = partial(
+            self._sink.open,
+            opened.path,
+            announced=not self._settings.sync,
+            rows=opened.rows,
+            temporary=opened.temporary,
+        )
+        later = self._opens_later() and not (self._sink.slow or self._settings.sync)
         try:
-            writer = self._sink.open(
-                opened.path,
-                announced=not self._settings.sync,
-                rows=opened.rows,
-                temporary=opened.temporary,
-            )
+            writer: SampleWriter = Opening() if later else opening()
         except Exception as error:  # whatever it is, the server lives
             self._refuse(request_id, opened, str(error))
             return
         run = self._run_later if self._sink.slow else _run_now
         sample = OutgoingSample(request_id, opened, writer, run, self._note_failure)
         self._samples[request_id] = self._by_path[opened.path] = sample
+        if isinstance(writer, Opening):
+            self._opener.submit(writer.open, opening, sample.fail)
+
+    def wait_for_file(self, request_id: str) -> None:
+        """Before a client is told of a sample: its lock is there, or its failure known.
+
+        For the forward's thread.
+        """
+        sample = self._samples.get(request_id)
+        if sample is not None:
+            sample.wait_until_open()
 
     def _refuse(self, request_id: str, opened: Opened, reason: str) -> None:
         log_failure(request_id, reason)
@@ -183,14 +208,14 @@ class TapWorker:
                 completed.append(sample)
             if wanted > start:
                 row = first_rows[request_id]
-                pieces.append(_Piece(sample, start, row, wanted - start, last))
+                pieces.append(Piece(sample, start, row, wanted - start, last))
             elif last:
                 sample.end()
         if pieces:
             self._submit(pieces)
         return completed
 
-    def _submit(self, pieces: list[_Piece]) -> None:
+    def _submit(self, pieces: list[Piece]) -> None:
         """Copy the pieces' rows to the host and give them to the writers.
 
         That happens part by part, as there is memory.
@@ -202,25 +227,25 @@ class TapWorker:
         try:
             for rows in self._snapshots.take(first, last):
                 ticket = self._backlog.admit(rows.bytes)
-                self._hand_on(rows, ticket, _within(rows.last, left))
+                self._hand_on(rows, ticket, within(rows.last, left))
         except BaseException as error:  # SystemExit too: a server that stops
             for piece in left:  # they never reached a writer
                 piece.sample.piece_done(f"its rows could not be taken: {error}")
             raise
 
-    def _hand_on(self, rows: HostRows, ticket: int, pieces: list[_Piece]) -> None:
+    def _hand_on(self, rows: HostRows, ticket: int, pieces: list[Piece]) -> None:
         """Give ``pieces``, which ``rows`` hold, to the writers."""
         # Of a slow sink each by itself: it may have to wait for a later one.
         most = len(pieces) if self._sink.slow else self._settings.threads
         groups = [pieces[i::most] for i in range(min(most, len(pieces)))]
-        countdown = _Countdown(len(groups), rows, self._backlog, ticket)
+        countdown = Countdown(len(groups), rows, self._backlog, ticket)
         for piece in pieces:  # before a writer sees their rows, and needs room
             if piece.last:
                 piece.sample.end()
         started = 0
         try:
             for group in groups:
-                job = self._pool.submit(_write_pieces, group, rows, countdown)
+                job = self._pool.submit(write_pieces, group, rows, countdown)
                 started += 1
                 job.add_done_callback(countdown.one_done)
         except BaseException as error:
@@ -263,90 +288,9 @@ class TapWorker:
         for sample in self._samples.values():
             sample.stop("the server stopped before it was complete")
         self._samples.clear()
+        self._opener.shutdown(wait=True)
         self._pool.shutdown(wait=True)
 
 
 def _run_now(job: Job, before: Job | None) -> None:
     job()
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of a sample in the capture buffer; ``last``: no others will come."""
-
-    sample: OutgoingSample
-    start: int  # token of the sample
-    row: int  # of the buffer
-    count: int
-    last: bool
-
-
-def _within(end: int, left: deque[_Piece]) -> list[_Piece]:
-    """Take what lies before row ``end`` off ``left``, which is in order."""
-    found = []
-    while left and left[0].row < end:
-        piece = left.popleft()
-        count = min(piece.count, end - piece.row)
-        if count < piece.count:
-            piece.sample.add()
-            rest = replace(
-                piece,
-                start=piece.start + count,
-                row=piece.row + count,
-                count=piece.count - count,
-            )
-            left.appendleft(rest)
-            piece = replace(piece, count=count, last=False)
-        found.append(piece)
-    return found
-
-
-class _Countdown:
-    """Gives rows back, and their ticket, once all groups of pieces are written."""
-
-    def __init__(
-        self, count: int, rows: HostRows, backlog: Backlog, ticket: int
-    ) -> None:
-        self._left = count
-        self._rows = rows
-        self._backlog = backlog
-        self._ticket = ticket
-        self._lock = threading.Lock()
-        if not count:  # rows of others lay between
-            self._end()
-
-    def writing(self, size: int) -> AbstractContextManager[None]:
-        """Around the writing of a piece of so many bytes."""
-        return self._backlog.writing(self._ticket, size)
-
-    def one_done(self, _: Future[None] | None) -> None:
-        """One more group is written, or given up."""
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._end()
-
-    def _end(self) -> None:
-        self._rows.give_back()
-        self._backlog.release(self._ticket)
-
-
-def _write_pieces(pieces: list[_Piece], rows: HostRows, countdown: _Countdown) -> None:
-    for piece in pieces:
-        _write_piece(piece, rows, countdown)
-
-
-def _write_piece(piece: _Piece, rows: HostRows, countdown: _Countdown) -> None:
-    failure = None
-    try:
-        rows.wait()
-        if rows.tapped_once():
-            data = rows.bytes_of(piece.row, piece.count)
-            with countdown.writing(len(data)):
-                piece.sample.write(piece.start, data)
-        else:
-            failure = _NOT_TAPPED
-    except Exception as error:
-        failure = f"its rows could not be written: {error}"
-    piece.sample.piece_done(failure)

@@ -34,14 +34,16 @@ class Runner:
 class Engine:
     """Drives a TapWorker step by step; row values name request and token."""
 
-    def __init__(self, folder, **settings) -> None:
+    def __init__(self, folder, opens_later=False, **settings) -> None:
         self.folder = folder
         self.runner = Runner()
         rows = torch.zeros(64, SLOTS, HIDDEN)
         runs = torch.zeros(SLOTS, dtype=torch.int32)
         self.taps = Taps(self.runner, (1, 2), rows, runs, None, None, {})
         sink = FileSink(SLOTS, HIDDEN, "float32", {})
-        self.worker = TapWorker(self.taps, sink, WorkerSettings(**settings))
+        self.worker = TapWorker(
+            self.taps, sink, WorkerSettings(**settings), lambda: opens_later
+        )
 
     def path(self, name: str) -> str:
         return str(self.folder / name)
@@ -81,9 +83,9 @@ def value(name: str, start: int, count: int):
     return (hash(name) % 97 + tokens / 64)[:, None, None].expand(count, SLOTS, HIDDEN)
 
 
-@pytest.fixture
-def engine(tmp_path):
-    return Engine(tmp_path)
+@pytest.fixture(params=[False, True], ids=["opens at once", "opens later"])
+def engine(tmp_path, request):
+    return Engine(tmp_path, request.param)
 
 
 def check(engine: Engine, name: str, rows: int) -> None:
@@ -244,6 +246,7 @@ def test_a_path_in_use_is_waited_for_and_never_served_twice(engine):
     engine.step({}, closed={"a": Closed(4, (0, 1, 2, 3))})
     again = {"b": Opened(engine.path("a"), 8, tuple(range(8)))}
     engine.step({"b": (0, 4)}, opened=again)
+    engine.worker.wait_for_file("b")
     assert not os.path.exists(engine.path("a"))  # not the older sample
     engine.step({"b": (4, 4)})
     engine.finish()
@@ -423,6 +426,39 @@ def test_memory_that_fails_in_mid_step_fails_the_step_and_comes_back(
     assert engine.finish() == ["a", "c"]  # all rows of a were out already
     check(engine, "a", 3), check(engine, "c", 24)
     assert memory.used_bytes == 0 and "no memory left" in caplog.text
+
+
+def test_the_forward_does_not_wait_for_files_but_who_tells_of_them_does(
+    tmp_path, monkeypatch
+):
+    engine, go_on = Engine(tmp_path, opens_later=True), threading.Event()
+    open_file = engine.worker._sink.open
+
+    def slow(*args, **options):
+        assert go_on.wait(20)
+        return open_file(*args, **options)
+
+    monkeypatch.setattr(engine.worker._sink, "open", slow)
+    within(5, engine.step, {"a": (0, 4)}, opened=engine.open("a", 4))
+    assert os.listdir(tmp_path) == []
+    told = threading.Thread(target=engine.worker.wait_for_file, args=("a",))
+    told.start(), told.join(0.2)
+    assert told.is_alive()
+    go_on.set()
+    told.join(5)
+    assert "a.lock" in os.listdir(tmp_path)
+    assert engine.finish() == ["a"]
+    check(engine, "a", 4)
+
+
+def test_a_file_that_cannot_be_opened_is_known_before_its_client_is_told(tmp_path):
+    engine = Engine(tmp_path, opens_later=True)
+    bad = Opened(engine.path("n\0"), 4, (0, 1, 2, 3), 7)
+    engine.step({"bad": (0, 4)}, opened={"bad": bad})
+    engine.worker.wait_for_file("bad")
+    assert "null" in engine.worker.failures()[7]
+    engine.step({}, closed={"bad": Closed(4, (0, 1, 2, 3))})
+    assert engine.finish() == [] == os.listdir(tmp_path)
 
 
 def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, caplog):
