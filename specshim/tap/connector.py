@@ -82,6 +82,8 @@ class News:
 
 
 def _arrived(failures: Mapping[int, str]) -> None:
+    if not failures:
+        return
     for connector in list(TapConnector.schedulers):
         assert connector._samples is not None
         connector._samples.failed(failures)
@@ -299,10 +301,10 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         from vllm.v1.request import RequestStatus
 
         assert self._samples is not None
-        worker = self._worker_here()
-        if worker is not None:
-            assert worker._worker is not None
-            worker._worker.wait_for_file(self._samples.told_with(request.request_id))
+        here = self._worker_here()
+        if here is not None and here._worker is not None:
+            here._worker.wait_for_file(self._samples.told_with(request.request_id))
+            _arrived(here._worker.failures())
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         parameters = self._samples.finish(
             request.request_id, request.all_token_ids, aborted

@@ -34,6 +34,8 @@ OPTIONS = (
     *("--max-num-batched-tokens", "64", "--max-num-seqs", "8"),
     *("--block-size", "32", "--num-gpu-blocks-override", "20"),
 )
+ONE_PROCESS = ("--distributed-executor-backend", "uni")
+"""Engine and worker in one process, as on one GPU; on the CPU vLLM makes it two."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,8 @@ def faulty_server(
     full = command(python_of(f"vllm-{release}"), model, storage, *more)
     paths = [str(INJECT), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if set(ONE_PROCESS) <= set(more):
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else "mp" all the same
     with running(
         [*full, "--port", str(port)],
         log,

@@ -24,7 +24,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("hs_connectors")
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))  # servers and values
-from faulty_server import FaultyServer, Known, Traces, faulty_server, small_disk
+from faulty_server import (
+    ONE_PROCESS,
+    FaultyServer,
+    Known,
+    Traces,
+    faulty_server,
+    small_disk,
+)
 from tally import SURVIVED, TOLD, Report, Tally, count
 
 from specshim.tiny import ensure_tiny_model
@@ -34,6 +41,7 @@ Record = Callable[[Tally], Tally]
 
 SERVERS = [  # release, and further options
     pytest.param(("0.32.0",), id="0.32.0"),
+    pytest.param(("0.32.0", *ONE_PROCESS), id="one-process"),
     pytest.param(("0.24.0",), id="0.24.0", marks=pytest.mark.extended),
     pytest.param(("0.20.1",), id="0.20.1", marks=pytest.mark.extended),
     pytest.param(("0.32.0", "-tp", "2"), id="tp2", marks=pytest.mark.extended),
