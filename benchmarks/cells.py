@@ -16,7 +16,7 @@ TRANSPORTS = ("offline", "http")
 SHORTEST = 64  # tokens of a prompt of the mixed set
 CONCURRENCY = 64
 _SPARE_SHARE = 0.1  # of the GPU's memory
-_STEP_GIB = 4.0  # that a server takes beside weights and KV cache
+_STEP_GIB = 3.0  # that a server takes beside weights and KV cache
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from benchmarks.cells import (
     MIXED,
     SHAPES,
     Cell,
+    fits_too,
     gpu_share,
     in_turn,
     known_for,
@@ -53,3 +54,9 @@ def test_prompts_are_the_same_for_every_mode_and_others_in_every_round(what):
     first, again = (prompts_of(cell, 0, counts, known) for _ in range(2))
     assert first == again != prompts_of(cell, 1, counts, known)
     assert known and all(first.count(prompt) == 1 for prompt in known)
+
+
+def test_the_reference_is_made_beside_the_servers_only_where_it_fits():
+    assert fits_too(SHAPES["llama-8b"], 3, 139.8)  # 4 x (16 + 12 + 3) GiB of an H200
+    assert not fits_too(SHAPES["llama-8b"], 3, 80)
+    assert not fits_too(SHAPES["qwen3.6-27b"], 2, 139.8)
