@@ -24,7 +24,7 @@ from specshim.tap.folder import supports_locks
 from specshim.tap.hooks import LOADED_MODEL
 from specshim.tap.layers import TapRefused
 from specshim.tap.leftovers import remove_leftovers
-from specshim.tap.outlet import outlet_of, raise_file_limit
+from specshim.tap.outlet import outlet_of, raise_file_limit, waits_for_memory
 from specshim.tap.samples import Samples, StepSamples
 from specshim.tap.stages import check_shared
 from specshim.tap.taps import Taps
@@ -180,6 +180,9 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         raise_file_limit(self._config.scheduler_config.max_num_seqs)
         sink = self._outlet.sink(taps)
         settings = self._outlet.settings(taps, sync=self._sync)
+        waits = waits_for_memory(taps.rows.nbytes, settings.max_backlog_bytes)
+        if waits and taps.stage_rows is not None:  # the CPU waits for each step anyway
+            logger.warning("specshim: %s.", waits)
         here = TapConnector.schedulers  # made after this, if in the same process
         self._worker = TapWorker(taps, sink, settings, lambda: bool(here))
 

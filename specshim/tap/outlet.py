@@ -148,6 +148,24 @@ def share_of(taps: Taps) -> Share | None:
     return Share(stage.rank, others, taps.slots) if others and taps.slots else None
 
 
+def waits_for_memory(step_bytes: int, max_bytes: int) -> str | None:
+    """A sentence where a step's rows and the next one's do not fit beside each other.
+
+    Args:
+        step_bytes: of the rows of a step of ``max_num_batched_tokens``.
+        max_bytes: of host memory, ``max_backlog_bytes``.
+    """
+    if 2 * step_bytes <= max_bytes:
+        return None
+    gib = 1 << 30
+    return (
+        f"the rows of a step may take {step_bytes / gib:.1f} GiB and max_backlog_bytes "
+        f"is {max_bytes / gib:.1f} GiB, so the server waits in each large step until "
+        "rows are written; set max_backlog_bytes in kv_connector_extra_config to "
+        f"{3 * step_bytes} or more, or lower --max-num-batched-tokens"
+    )
+
+
 def raise_file_limit(max_num_seqs: int) -> None:
     """A sample has three descriptors; vLLM raises only the limit of its API server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,11 @@ def offline(
         **options,
     }
     calls = [{"prompts": prompts, "sampling": {"max_tokens": 3}}]
-    python = python_of("vllm-0.32.0")
-    (answers,) = run_offline(python, args, calls, **TWO_CORES)
+    sizes = [v for name, v in args.items() if name.endswith("_parallel_size")]
+    cores = "|".join(str(rank % 2) for rank in range(math.prod(sizes)))
+    (answers,) = run_offline(
+        python_of("vllm-0.32.0"), args, calls, VLLM_CPU_OMP_THREADS_BIND=cores
+    )
     return [load(answer["hidden_states_path"])["hidden_states"] for answer in answers]
 
 
@@ -44,10 +48,13 @@ def offline(
         ("gemma3", {"tensor_parallel_size": 2}),
         # Expert parallelism ends in a segmentation fault of vLLM's CPU kernel (0.32).
         ("qwen3_moe", {"tensor_parallel_size": 2}),
+        ("llama", {"tensor_parallel_size": 2, "enforce_eager": False}),
+        ("gemma3", {"pipeline_parallel_size": 2, "enforce_eager": False}),
+        ("llama", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
     ],
     ids=str,
 )
-def test_tensor_parallel(architecture, options, tiny, tmp_path):
+def test_several_workers(architecture, options, tiny, tmp_path):
     model, prompts = tiny(architecture), random_prompts(8, seed=1)
     found = offline(model, tmp_path, prompts, **options)
     for states, expected in zip(found, reference(model, prompts), strict=True):

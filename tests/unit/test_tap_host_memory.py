@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specshim.tap.host_memory import HostMemory
+from specshim.tap.outlet import waits_for_memory
 
 ROW = torch.zeros(1, 2, 8)  # 64 bytes
 
@@ -102,3 +103,10 @@ def test_what_is_allocated_before_it_is_needed_stays_within_the_bound():
     memory.allocate(1000)
     assert memory.bytes == 64 * 64
     assert len(memory.take(1000).rows) == 16
+
+
+def test_it_is_said_where_two_steps_do_not_fit():
+    step = 8448 * 6 * 5120 * 2  # bytes: a step of a model of 27B
+    assert waits_for_memory(step, 2 << 30) is None
+    said = waits_for_memory(4 * step, 2 << 30)
+    assert said is not None and f" {12 * step} " in said and "1.9 GiB" in said
