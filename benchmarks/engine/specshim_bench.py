@@ -117,7 +117,10 @@ def _tell(module: Any) -> None:
     _timed(module.TapWorker, "begin", "begin")
     _timed(module.TapWorker, "step", "step")
     _timed(module.TapWorker, "_open", "open")  # inside step
-    _timed(module.Snapshots, "take", "take")  # inside step
+    _timed(module.TapWorker, "_submit", "submit")  # inside step
+    from specshim.tap.host_memory import HostMemory
+
+    _timed(HostMemory, "take", "memory")  # inside submit: waits for memory
     _timed(module.Backlog, "admit", "admit")  # inside step: waits for room
     original = module.TapWorker.__init__
 
@@ -161,6 +164,8 @@ def _note_steps(module: Any) -> None:
     import torch
 
     runner = module.GPUModelRunner
+    if not hasattr(runner, "sample_tokens"):
+        return
     events: list[Any] = []
     base: list[Any] = []
     execute, sample = runner.execute_model, runner.sample_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -81,10 +82,15 @@ class News:
         return _arrived, (self._failures,)
 
 
+def schedulers_here() -> list[TapConnector]:
+    """The scheduler's halves of this process; a fork has its parent's, too."""
+    return [one for one in list(TapConnector.schedulers) if one._process == os.getpid()]
+
+
 def _arrived(failures: Mapping[int, str]) -> None:
     if not failures:
         return
-    for connector in list(TapConnector.schedulers):
+    for connector in schedulers_here():
         assert connector._samples is not None
         connector._samples.failed(failures)
 
@@ -96,7 +102,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
     """
 
     schedulers: ClassVar[WeakSet[TapConnector]] = WeakSet()
-    """The scheduler's halves in this process."""
+    """The scheduler's halves; those of this process are ``schedulers_here()``."""
 
     def __init__(
         self,
@@ -111,6 +117,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         self._layer_ids = layer_ids_of(vllm_config)
         self._outlet = outlet_of(vllm_config, self._layer_ids)
         self._sync = bool(self._outlet.extra.get("sync", False))
+        self._process = os.getpid()
         self._worker: TapWorker | None = None
         self._news: News | None = None
         self._samples: Samples | None = None
@@ -183,8 +190,8 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         waits = waits_for_memory(taps.rows.nbytes, settings.max_backlog_bytes)
         if waits and taps.stage_rows is not None:  # the CPU waits for each step anyway
             logger.warning("specshim: %s.", waits)
-        here = TapConnector.schedulers  # made after this, if in the same process
-        self._worker = TapWorker(taps, sink, settings, lambda: bool(here))
+        # The scheduler's half is made after this.
+        self._worker = TapWorker(taps, sink, settings, lambda: bool(schedulers_here()))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Before the forward of a step."""
@@ -224,7 +231,7 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         failures = self._worker.failures()
         if not failures:
             return None
-        if self.schedulers:  # engine and worker share a process
+        if schedulers_here():  # engine and worker share a process
             _arrived(failures)
             return None
         group: Any = get_kv_transfer_group()
@@ -304,11 +311,12 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
         from vllm.v1.request import RequestStatus
 
         assert self._samples is not None
-        here = self._worker_here()
-        if here is not None and here._worker is not None:
-            here._worker.wait_for_file(self._samples.told_with(request.request_id))
-            _arrived(here._worker.failures())
         aborted = request.status == RequestStatus.FINISHED_ABORTED
+        here = self._worker_here()
+        if here is not None and not aborted:
+            _, worker = here
+            worker.wait_for_file(self._samples.told_with(request.request_id))
+            _arrived(worker.failures())
         parameters = self._samples.finish(
             request.request_id, request.all_token_ids, aborted
         )
@@ -332,23 +340,26 @@ class TapConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _hand_over_in_process(self) -> None:
         """Where engine and worker share a process, no later step may come (C4)."""
-        connector = self._worker_here()
-        if connector is None:
+        here = self._worker_here()
+        if here is None:
             return
+        connector, worker = here
         if connector._unhandled() is not None:
             return  # it may open the very sample; what has ended goes with the next
-        assert self._samples is not None and connector._worker is not None
-        connector._worker.step(self._samples.take_ended())
+        assert self._samples is not None
+        worker.step(self._samples.take_ended())
 
     @staticmethod
-    def _worker_here() -> TapConnector | None:
+    def _worker_here() -> tuple[TapConnector, TapWorker] | None:
         """The worker's half, where engine and worker share a process."""
         if not has_kv_transfer_group():
             return None
         group: Any = get_kv_transfer_group()
         all_of_it = getattr(group, "_connectors", [group])  # a MultiConnector's
-        ours = (one for one in all_of_it if isinstance(one, TapConnector))
-        return next((one for one in ours if one._worker is not None), None)
+        for one in all_of_it:
+            if isinstance(one, TapConnector) and one._worker is not None:
+                return one, one._worker
+        return None
 
 
 def _why() -> str:

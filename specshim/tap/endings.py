@@ -39,7 +39,7 @@ def finish_requests(
     late = [i for i in ids if (r := instance.requests.get(i)) is None or _ended(r)]
     result = wrapped(ids, *rest, **options)
     if late:
-        for scheduler in list(connector.TapConnector.schedulers):
+        for scheduler in connector.schedulers_here():
             scheduler.withdraw(late)
     return result
 

@@ -60,7 +60,8 @@ class HostMemory:
     @property
     def bytes(self) -> int:
         """What is allocated."""
-        return len(self._blocks) * self.block_bytes
+        with self._changed:
+            return len(self._blocks) * self.block_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -75,9 +76,14 @@ class HostMemory:
             RuntimeError: there is no memory, not even for one block.
         """
         with self._changed:
-            wanted = min(self._most, -(-count // self._block_rows))
-            while len(self._blocks) < min(wanted, self._most):
-                self._allocate()
+            wanted = -(-count // self._block_rows)
+            while len(self._blocks) < wanted and self._allocate():
+                pass
+
+    def holds(self, count: int) -> bool:
+        """Whether ``count`` rows fit at once, be the first block shared with others."""
+        with self._changed:
+            return -(-count // self._block_rows) + 1 <= self._most
 
     def take(self, count: int) -> Part:
         """Memory for ``count`` rows, or for fewer; waits until some is given back.
@@ -99,23 +105,29 @@ class HostMemory:
     def _next(self) -> _Block:
         """A block without users."""
         self._current = None  # it is full, so it is free as soon as nobody uses it
-        if not self._free and len(self._blocks) < self._most:
+        if not self._free:
             self._allocate()
         self._changed.wait_for(lambda: self._free)
         return self._free.pop()
 
-    def _allocate(self) -> None:
-        shape = (self._block_rows, *self._like.shape[1:])
+    def _allocate(self) -> bool:
+        """One more block, unless the bound is reached, or the host has no more."""
+        if len(self._blocks) >= self._most:
+            return False
+        shape, dtype = (self._block_rows, *self._like.shape[1:]), self._like.dtype
         try:
-            rows = torch.empty(shape, dtype=self._like.dtype, pin_memory=self._pinned)
+            # An inference tensor, which vLLM's steps would make, is only theirs.
+            with torch.inference_mode(False):
+                rows = torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
         except RuntimeError:
             if not self._blocks:
                 raise
             self._most = len(self._blocks)  # go on with those there are
-            return
+            return False
         block = _Block(rows)
         self._blocks.append(block)
         self._free.append(block)
+        return True
 
     def give_back(self, part: Part) -> None:
         """The rows are not needed any more; for any thread."""

@@ -27,12 +27,18 @@ class Opening:
         self, opening: Callable[[], SampleWriter], failed: Callable[[str], None]
     ) -> None:
         """Open it, or say why that is not possible."""
+        if self._tried.is_set():  # given up
+            return
         try:
             self._writer = opening()
         except Exception as error:  # whatever it is, the server lives
             failed(str(error))
         finally:
             self._tried.set()
+
+    def give_up(self) -> None:
+        """It will not be opened."""
+        self._tried.set()
 
     def wait(self) -> SampleWriter | None:
         """Wait until that is so; None where it could not be opened."""

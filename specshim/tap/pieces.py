@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -11,6 +12,8 @@ from dataclasses import dataclass, replace
 from specshim.tap.backlog import Backlog
 from specshim.tap.outgoing import OutgoingSample
 from specshim.tap.snapshot import HostRows
+
+logger = logging.getLogger("vllm.specshim")
 
 _NOT_TAPPED = (
     "the taps did not run exactly once in the forward that computed its rows, so what "
@@ -61,8 +64,6 @@ class Countdown:
         self._backlog = backlog
         self._ticket = ticket
         self._lock = threading.Lock()
-        if not count:  # rows of others lay between
-            self._end()
 
     def writing(self, size: int) -> AbstractContextManager[None]:
         """Around the writing of a piece of so many bytes."""
@@ -74,16 +75,16 @@ class Countdown:
             self._left -= 1
             last = self._left == 0
         if last:
-            self._end()
-
-    def _end(self) -> None:
-        self._rows.give_back()
-        self._backlog.release(self._ticket)
+            self._rows.give_back()
+            self._backlog.release(self._ticket)
 
 
 def write_pieces(pieces: list[Piece], rows: HostRows, countdown: Countdown) -> None:
     for piece in pieces:
-        _write_piece(piece, rows, countdown)
+        try:
+            _write_piece(piece, rows, countdown)
+        except Exception:  # of a sample's end; the others shall not suffer
+            logger.exception("specshim: the end of a sample failed")
 
 
 def _write_piece(piece: Piece, rows: HostRows, countdown: Countdown) -> None:

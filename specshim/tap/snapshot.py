@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -106,7 +107,8 @@ class Snapshots:
     def _take_on_cpu(self, first: int, last: int) -> Iterator[HostRows]:
         runs = self._runs.clone()
         for start, part in self._parts(first, last):
-            part.rows.copy_(self._rows[start : start + len(part.rows)])
+            with self._given_back_if_it_fails(part):
+                part.rows.copy_(self._rows[start : start + len(part.rows)])
             yield HostRows(start, part, runs, lambda: None, self.memory)
 
     def _take_on_device(self, first: int, last: int) -> Iterator[HostRows]:
@@ -123,14 +125,22 @@ class Snapshots:
             self._stream.wait_event(staged)
             runs.copy_(self._stage_runs, non_blocking=True)
         for start, part in self._parts(first, last):
-            at = start - first
-            with self._device.stream(self._stream):
+            at, stream = start - first, self._device.stream(self._stream)
+            with self._given_back_if_it_fails(part), stream:
                 source = self._stage[at : at + len(part.rows)]
                 part.rows.copy_(source, non_blocking=True)
                 copied = self._device.Event()
                 copied.record(self._stream)
             self._copied = copied
             yield HostRows(start, part, runs, copied.synchronize, self.memory)
+
+    @contextmanager
+    def _given_back_if_it_fails(self, part: Part) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.memory.give_back(part)
+            raise
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, Part]]:
         while first < last:

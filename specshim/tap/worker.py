@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,8 @@ class TapWorker:
             thread_name_prefix="specshim-writer",
             initializer=self._snapshots.use_device,
         )
+        _start(self._opener, 1)  # now: later there may be no more threads, and
+        _start(self._pool, settings.threads)  # submit would raise with a job queued
 
     def begin(self, step: StepSamples) -> None:
         """Before a forward: the taps have not run yet.
@@ -93,7 +96,7 @@ class TapWorker:
         except Exception as error:  # the samples of this step fail, the server lives
             completed = []
             for request_id in step.scheduled:
-                self.drop(request_id, f"its rows could not be taken: {error}")
+                self.drop(request_id, _not_taken(error))
         if self._settings.sync:
             for sample in completed:
                 sample.done.wait()
@@ -135,7 +138,8 @@ class TapWorker:
             rows=opened.rows,
             temporary=opened.temporary,
         )
-        later = self._opens_later() and not (self._sink.slow or self._settings.sync)
+        at_once = self._sink.slow or self._settings.sync or self._early
+        later = not at_once and self._opens_later()
         try:
             writer: SampleWriter = Opening() if later else opening()
         except Exception as error:  # whatever it is, the server lives
@@ -145,7 +149,13 @@ class TapWorker:
         sample = OutgoingSample(request_id, opened, writer, run, self._note_failure)
         self._samples[request_id] = self._by_path[opened.path] = sample
         if isinstance(writer, Opening):
-            self._opener.submit(writer.open, opening, sample.fail)
+            try:
+                self._opener.submit(writer.open, opening, sample.fail)
+            except BaseException as error:  # SystemExit too: a server that stops
+                writer.give_up()
+                sample.end(f"its file could not be opened: {error}")
+                if not isinstance(error, Exception):
+                    raise
 
     def wait_for_file(self, request_id: str) -> None:
         """Before a client is told of a sample: its lock is there, or its failure known.
@@ -221,27 +231,46 @@ class TapWorker:
         That happens part by part, as there is memory.
         """
         left = deque(sorted(pieces, key=lambda piece: piece.row))
+        first, last = left[0].row, max(piece.row + piece.count for piece in pieces)
         for piece in pieces:  # not complete before the piece's last part is written
             piece.sample.add()
-        first, last = left[0].row, max(piece.row + piece.count for piece in pieces)
         try:
-            for rows in self._snapshots.take(first, last):
-                ticket = self._backlog.admit(rows.bytes)
-                self._hand_on(rows, ticket, within(rows.last, left))
+            parts = self._snapshots.take(first, last)
+            if self._sink.slow and self._snapshots.memory.holds(last - first):
+                parts = iter(list(parts))
+                # Before a writer sees rows of this step, and needs room.
+                self._end_those_that_are_complete(pieces)
+            for rows in parts:
+                self._hand_on(rows, self._admitted(rows), within(rows.last, left))
         except BaseException as error:  # SystemExit too: a server that stops
             for piece in left:  # they never reached a writer
-                piece.sample.piece_done(f"its rows could not be taken: {error}")
+                piece.sample.piece_done(_not_taken(error))
             raise
+
+    def _admitted(self, rows: HostRows) -> int:
+        try:
+            return self._backlog.admit(rows.bytes)
+        except BaseException:
+            rows.give_back()
+            raise
+
+    @staticmethod
+    def _end_those_that_are_complete(pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if piece.last:
+                piece.sample.end()
 
     def _hand_on(self, rows: HostRows, ticket: int, pieces: list[Piece]) -> None:
         """Give ``pieces``, which ``rows`` hold, to the writers."""
+        if not pieces:  # rows of others lay between
+            rows.give_back()
+            self._backlog.release(ticket)
+            return
         # Of a slow sink each by itself: it may have to wait for a later one.
         most = len(pieces) if self._sink.slow else self._settings.threads
         groups = [pieces[i::most] for i in range(min(most, len(pieces)))]
         countdown = Countdown(len(groups), rows, self._backlog, ticket)
-        for piece in pieces:  # before a writer sees their rows, and needs room
-            if piece.last:
-                piece.sample.end()
+        self._end_those_that_are_complete(pieces)  # before a writer sees their rows
         started = 0
         try:
             for group in groups:
@@ -249,10 +278,10 @@ class TapWorker:
                 started += 1
                 job.add_done_callback(countdown.one_done)
         except BaseException as error:
-            for piece in itertools.chain(*groups[started:]):
-                piece.sample.piece_done(f"its rows could not be taken: {error}")
             for _ in groups[started:]:
                 countdown.one_done(None)
+            for piece in itertools.chain(*groups[started:]):
+                piece.sample.piece_done(_not_taken(error))
             raise
 
     def close(self, request_id: str, closed: Closed) -> None:
@@ -290,6 +319,22 @@ class TapWorker:
         self._samples.clear()
         self._opener.shutdown(wait=True)
         self._pool.shutdown(wait=True)
+
+
+def _not_taken(error: BaseException) -> str:
+    return f"its rows could not be taken: {error}"
+
+
+def _start(pool: ThreadPoolExecutor, threads: int) -> None:
+    """Have all threads of a pool run.
+
+    Raises:
+        RuntimeError: the system gives no more.
+    """
+    all_run = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(all_run.wait, 60)
+    all_run.wait(60)
 
 
 def _run_now(job: Job, before: Job | None) -> None:

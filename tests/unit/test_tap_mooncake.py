@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import types
 
 import pytest
@@ -218,7 +219,7 @@ def test_pieces_that_wait_for_their_sample_count_as_waiting_writers():
 class Engine:
     """Both halves of the connector over the store."""
 
-    def __init__(self, max_bytes: int = 1 << 20) -> None:
+    def __init__(self, max_bytes: int = 1 << 20, **settings) -> None:
         self.samples = Samples(MooncakePlaces(ROW), sync=False)
         self.runner = types.SimpleNamespace(
             input_batch=types.SimpleNamespace(req_ids=[]),
@@ -229,7 +230,7 @@ class Engine:
         taps = Taps(self.runner, (1, 2), rows, self.runs, None, None, {})
         self.sink = sink_of(max_bytes)
         self.stored = self.sink.store.stored
-        self.worker = TapWorker(taps, self.sink, WorkerSettings(threads=4))
+        self.worker = TapWorker(taps, self.sink, WorkerSettings(threads=4, **settings))
 
     def step(self, batch: dict[str, tuple[int, int]], *, runs: int = 1) -> None:
         self.worker.begin(StepSamples())
@@ -332,3 +333,23 @@ def test_an_unknown_way_of_storing_is_refused(monkeypatch):
     monkeypatch.setattr(store, "MooncakeHiddenStatesStore", Later)
     with pytest.raises(TapRefused, match="unknown to specshim"):
         Form()
+
+
+def test_a_sample_that_a_step_completes_makes_room_for_those_before_it():
+    """Though the step's rows come in parts, and its own in the last of them."""
+    sample = 32 * ROW.bytes
+    engine = Engine(sample, max_backlog_bytes=2 * sample)  # four blocks of 16 rows
+    engine.samples.open("whole", [1] * 32, 32, {})
+    engine.step({"whole": (0, 8)})
+    while engine.sink.room.bytes < sample:
+        time.sleep(0.01)
+    engine.samples.open("begun", [1] * 32, 32, {})
+    engine.step({"begun": (0, 24), "whole": (8, 24)})
+    engine.step({"begun": (24, 8)})
+    told = [
+        engine.samples.finish(name, [1] * 33, aborted=False)["handle"]
+        for name in ("whole", "begun")
+    ]
+    engine.step({})
+    engine.worker.shutdown()
+    assert sorted(engine.stored) == sorted(told)

@@ -177,6 +177,8 @@ def test_what_was_told_and_reached_nobody_is_taken_back(engine, monkeypatch):
     failing(monkeypatch, engine, "c")  # whose reason is in its lock file
     both = engine.open("a", 4, serial=1) | engine.open("b", 4, serial=2)
     engine.step({"a": (0, 4), "b": (0, 4)}, opened=both)
+    for name in "abc":
+        engine.worker.wait_for_file(name)
     engine.step({}, closed={name: Closed(4, (0, 1, 2, 3)) for name in "abc"})
     for name in "abc":
         while not lock_is_free(f"{engine.path(name)}.lock"):
@@ -461,6 +463,57 @@ def test_a_file_that_cannot_be_opened_is_known_before_its_client_is_told(tmp_pat
     assert engine.finish() == [] == os.listdir(tmp_path)
 
 
+def test_an_end_that_goes_wrong_is_not_that_of_others(tmp_path, monkeypatch, caplog):
+    engine = Engine(tmp_path, threads=1)  # so all are in one group
+    failing_abort = {"a": RuntimeError("its folder is gone")}
+
+    def open_file(handle, **options):
+        writer = FileSink.open(engine.worker._sink, handle, **options)
+        if os.path.basename(handle) in failing_abort:
+            monkeypatch.setattr(writer, "commit", lambda *_: 1 / 0)
+            monkeypatch.setattr(
+                writer, "abort", lambda *_: (_ for _ in ()).throw(failing_abort["a"])
+            )
+        return writer
+
+    monkeypatch.setattr(engine.worker._sink, "open", open_file)
+    batch = dict.fromkeys("abc", (0, 4))
+    opened = {k: v for name in "abc" for k, v in engine.open(name, 4).items()}
+    engine.step(batch, opened=opened)
+    assert [name for name in engine.finish() if name in "abc"] == ["b", "c"]
+    assert "the end of a sample failed" in caplog.text
+    assert engine.worker._snapshots.memory.used_bytes == 0
+
+
+def test_a_server_that_stops_while_a_file_is_to_be_opened_ends(tmp_path, monkeypatch):
+    engine = Engine(tmp_path, opens_later=True)
+
+    def stop(*args):
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.worker._opener, "submit", stop)
+        with pytest.raises(SystemExit):
+            engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
+    within(5, engine.finish)
+    assert os.listdir(tmp_path) == []
+
+
+def test_rows_that_were_taken_are_given_back_where_the_server_stops(
+    engine, monkeypatch
+):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.worker._backlog, "admit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
+    assert engine.worker._snapshots.memory.used_bytes == 0
+    engine.step({"b": (0, 4)}, opened=engine.open("b", 4))
+    assert engine.finish() == ["b"]
+
+
 def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, caplog):
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -505,6 +558,7 @@ def test_a_failure_is_news_for_the_scheduler_once(engine, monkeypatch):
 def test_a_file_that_cannot_be_opened_is_news_at_once(engine):
     os.mkdir(engine.path("a"))  # of that name
     engine.step({"a": (0, 4)}, opened=engine.open("a", 4, serial=3))
+    engine.worker.wait_for_file("a")
     assert list(engine.worker.failures()) == [3]
     assert os.listdir(engine.folder) == ["a"]
 
