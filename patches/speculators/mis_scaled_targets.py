@@ -30,11 +30,11 @@ PATCH = Patch(
     id="mis-scaled-targets",
     summary="targets of Gemma, Qwen3-Next and Qwen3.5 have the wrong scale",
     why=(
-        "Training goes well by its metrics and acceptance stays low, with a verifier "
-        "whose final norm means 1 + weight (Gemma, Qwen3-Next, Qwen3.5): the trainer's "
-        "copy of that norm takes the weight itself for its gain, so the targets are "
-        "not the verifier's distribution but, as a rule, a far flatter one. 0.9.0 "
-        "knows of some of these models, with DFlash and what is built on it alone."
+        "The drafter learns another distribution than the verifier's, as a rule a far "
+        "flatter one, and no metric tells. The verifier's final norm means 1 + weight "
+        "(Gemma, Qwen3-Next, Qwen3.5), and the trainer's copy of it takes the weight "
+        "itself for its gain. 0.9.0 knows of some of these models, with DFlash and "
+        "what is built on it alone."
     ),
     see=(
         "Compare model.verifier_norm(x) of the drafter with the final norm of the "
