@@ -11,13 +11,14 @@ length as decoding does.
 
 from __future__ import annotations
 
+import specshim  # isort: skip  # noqa: F401  # before speculators: the targets' scale
+
 import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from norm_gain import mind_the_gain  # type: ignore[import-not-found]
 from safetensors.torch import load_file
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3.core import Eagle3DraftModel
@@ -32,7 +33,6 @@ def main() -> None:
     parser.add_argument("--written-from", type=int, required=True)
     parser.add_argument("--drafted", type=int, default=3)
     options = parser.parse_args()
-    mind_the_gain()
     config = Eagle3DraftModel.config_class.from_pretrained(options.checkpoint)
     config.transformer_layer_config._attn_implementation = "eager"
     model = Eagle3DraftModel.from_pretrained(
