@@ -121,7 +121,7 @@ def _tell(module: Any) -> None:
     from specshim.tap.host_memory import HostMemory
 
     _timed(HostMemory, "take", "memory")  # inside submit: waits for memory
-    _timed(module.Backlog, "admit", "admit")  # inside step: waits for room
+    _timed(module.Backlog, "admit_all", "admit")  # inside step: waits for room
     original = module.TapWorker.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:

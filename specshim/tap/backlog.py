@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -95,11 +95,18 @@ class Backlog:
 
     def admit(self, size: int) -> int:
         """Wait for room, then hold ``size`` bytes; returns the ticket to release."""
+        return self.admit_all([size])[0]
+
+    def admit_all(self, sizes: Sequence[int]) -> list[int]:
+        """:meth:`admit` for several at once, none of which waits for another."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room(size))
-            ticket, self._next = self._next, self._next + 1
-            self._held[ticket] = _Held(time.monotonic(), size)
-            return ticket
+            self._changed.wait_for(lambda: self._has_room(sum(sizes)))
+            first, self._next = self._next, self._next + len(sizes)
+            tickets = list(range(first, self._next))
+            now = time.monotonic()
+            for ticket, size in zip(tickets, sizes, strict=True):
+                self._held[ticket] = _Held(now, size)
+            return tickets
 
     @contextmanager
     def writing(self, ticket: int, size: int) -> Iterator[None]:

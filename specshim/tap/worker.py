@@ -236,22 +236,24 @@ class TapWorker:
             piece.sample.add()
         try:
             parts = self._snapshots.take(first, last)
-            if self._sink.slow and self._snapshots.memory.holds(last - first):
-                parts = iter(list(parts))
-                # Before a writer sees rows of this step, and needs room.
-                self._end_those_that_are_complete(pieces)
-            for rows in parts:
-                self._hand_on(rows, self._admitted(rows), within(rows.last, left))
+            whole = self._sink.slow and self._snapshots.memory.holds(last - first)
+            for some in [list(parts)] if whole else ([rows] for rows in parts):
+                tickets = self._admitted(some)
+                if whole:  # before a writer sees rows of this step, and needs room
+                    self._end_those_that_are_complete(pieces)
+                for rows, ticket in zip(some, tickets, strict=True):
+                    self._hand_on(rows, ticket, within(rows.last, left))
         except BaseException as error:  # SystemExit too: a server that stops
             for piece in left:  # they never reached a writer
                 piece.sample.piece_done(_not_taken(error))
             raise
 
-    def _admitted(self, rows: HostRows) -> int:
+    def _admitted(self, some: list[HostRows]) -> list[int]:
         try:
-            return self._backlog.admit(rows.bytes)
+            return self._backlog.admit_all([rows.bytes for rows in some])
         except BaseException:
-            rows.give_back()
+            for rows in some:
+                rows.give_back()
             raise
 
     @staticmethod

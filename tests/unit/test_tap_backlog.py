@@ -83,3 +83,14 @@ def test_the_pace_is_that_of_all_writers_and_pauses_do_not_count():
     assert pace.seconds(100) == 3.0
     pace.end(third, 400)
     assert pace.seconds(100) == 1.0
+
+
+def test_several_at_once_do_not_wait_for_each_other():
+    backlog = Backlog(0.05)
+    with backlog.writing(backlog.admit(1), 1):
+        time.sleep(0.1)
+    backlog.release(0)
+    begun = threading.Thread(target=backlog.admit_all, args=([5, 5],), daemon=True)
+    begun.start(), begun.join(1)
+    assert not begun.is_alive() and backlog.bytes == 10
+    assert not admitted_within(backlog, 5, 0.2)

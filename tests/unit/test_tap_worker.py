@@ -506,7 +506,7 @@ def test_rows_that_were_taken_are_given_back_where_the_server_stops(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.worker._backlog, "admit", stop)
+        patched.setattr(engine.worker._backlog, "admit_all", stop)
         with pytest.raises(KeyboardInterrupt):
             engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
     assert engine.worker._snapshots.memory.used_bytes == 0
