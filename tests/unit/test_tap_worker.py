@@ -88,6 +88,15 @@ def engine(tmp_path, request):
     return Engine(tmp_path, request.param)
 
 
+def raising(error: BaseException):
+    """A function that raises it, whatever it is called with."""
+
+    def fail(*args):
+        raise error
+
+    return fail
+
+
 def check(engine: Engine, name: str, rows: int) -> None:
     loaded = load_file(engine.path(name))
     assert torch.equal(loaded["hidden_states"], value(name, 0, rows))
@@ -355,12 +364,13 @@ def within(seconds: float, call, *args, **options) -> None:
 def test_rows_that_cannot_be_taken_fail_the_step_and_not_the_server(
     engine, monkeypatch, caplog
 ):
-    def fail(*args):
-        raise RuntimeError("no pinned memory left")
-
     engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
     with monkeypatch.context() as patched:
-        patched.setattr(engine.worker._snapshots, "take", fail)
+        patched.setattr(
+            engine.worker._snapshots,
+            "take",
+            raising(RuntimeError("no pinned memory left")),
+        )
         engine.step({"a": (4, 4), "b": (0, 4)}, opened=engine.open("b", 4))
     engine.step({"c": (0, 4)}, opened=engine.open("c", 4))
     assert engine.finish() == ["c"]
@@ -465,15 +475,12 @@ def test_a_file_that_cannot_be_opened_is_known_before_its_client_is_told(tmp_pat
 
 def test_an_end_that_goes_wrong_is_not_that_of_others(tmp_path, monkeypatch, caplog):
     engine = Engine(tmp_path, threads=1)  # so all are in one group
-    failing_abort = {"a": RuntimeError("its folder is gone")}
 
     def open_file(handle, **options):
         writer = FileSink.open(engine.worker._sink, handle, **options)
-        if os.path.basename(handle) in failing_abort:
-            monkeypatch.setattr(writer, "commit", lambda *_: 1 / 0)
-            monkeypatch.setattr(
-                writer, "abort", lambda *_: (_ for _ in ()).throw(failing_abort["a"])
-            )
+        if os.path.basename(handle) == "a":
+            for end in ("commit", "abort"):
+                monkeypatch.setattr(writer, end, raising(OSError("no folder")))
         return writer
 
     monkeypatch.setattr(engine.worker._sink, "open", open_file)
@@ -487,12 +494,8 @@ def test_an_end_that_goes_wrong_is_not_that_of_others(tmp_path, monkeypatch, cap
 
 def test_a_server_that_stops_while_a_file_is_to_be_opened_ends(tmp_path, monkeypatch):
     engine = Engine(tmp_path, opens_later=True)
-
-    def stop(*args):
-        raise SystemExit
-
     with monkeypatch.context() as patched:
-        patched.setattr(engine.worker._opener, "submit", stop)
+        patched.setattr(engine.worker._opener, "submit", raising(SystemExit()))
         with pytest.raises(SystemExit):
             engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
     within(5, engine.finish)
@@ -502,11 +505,10 @@ def test_a_server_that_stops_while_a_file_is_to_be_opened_ends(tmp_path, monkeyp
 def test_rows_that_were_taken_are_given_back_where_the_server_stops(
     engine, monkeypatch
 ):
-    def stop(*args):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(engine.worker._backlog, "admit_all", stop)
+        patched.setattr(
+            engine.worker._backlog, "admit_all", raising(KeyboardInterrupt())
+        )
         with pytest.raises(KeyboardInterrupt):
             engine.step({"a": (0, 4)}, opened=engine.open("a", 8))
     assert engine.worker._snapshots.memory.used_bytes == 0
@@ -515,10 +517,8 @@ def test_rows_that_were_taken_are_given_back_where_the_server_stops(
 
 
 def test_a_full_disk_fails_the_sample_and_not_the_server(engine, monkeypatch, caplog):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "pwrite", raising(full))
     engine.step({"a": (0, 4)}, opened=engine.open("a", 4))
     assert engine.finish() == [] and os.listdir(engine.folder) == []
     assert "No space left on device" in caplog.text
